@@ -1,0 +1,3 @@
+// Stands for the CANN header of this name.
+#pragma once
+#include "ascendc.h"

@@ -1,0 +1,134 @@
+"""Number formats and tensor layouts: the vocabulary shared by interfaces, references and backends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Format(NamedTuple):
+    """An element format of quantized data.
+
+    Attributes:
+        name: the name users pass as ``fmt``.
+        dtype: dtype of the tensor that stores the codes.
+        qmax: largest finite magnitude.
+        codes: logical elements of a packed group: 1 for e4m3, 2 for e2m1, 8 for e5m6.
+        storage: stored elements of that group: 1 for e4m3, 1 byte for e2m1, 12 bytes for e5m6.
+    """
+
+    name: str
+    dtype: torch.dtype
+    qmax: float
+    codes: int
+    storage: int
+
+    def width(self, logical: int) -> int:
+        """Stored columns of a row of ``logical`` elements."""
+        return logical // self.codes * self.storage if self.codes > 1 else logical
+
+    def logical(self, width: int) -> int:
+        """Logical columns of a stored row of ``width`` elements."""
+        return width // self.storage * self.codes if self.codes > 1 else width
+
+
+E4M3 = Format("e4m3", torch.float8_e4m3fn, 448.0, 1, 1)
+E2M1 = Format("e2m1", torch.int8, 6.0, 2, 1)
+E5M6 = Format("e5m6", torch.uint8, 65024.0, 8, 12)
+FORMATS = {f.name: f for f in (E4M3, E2M1, E5M6)}
+FORMAT_OF_DTYPE = {f.dtype: f for f in (E4M3, E2M1, E5M6)}
+FLOAT_OUT = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+PACKED_DTYPE = {4: torch.int32, 2: torch.int16}
+"""dtype of a word that packs UE8M0 scale bytes, by bytes in a word."""
+
+AMAX_CLAMP_DEFAULT = {
+    ("e4m3", False): 1e-4,
+    ("e4m3", True): 448.0 * 2.0**-9,
+    ("e2m1", False): 6.0 * 2.0**-126,
+    ("e2m1", True): 6.0 * 2.0**-9,
+}
+"""Smallest amax of a block, by (format, e4m3 scales): keeps scales positive and normal."""
+
+
+class TensorSpec(NamedTuple):
+    """What a result looks like: enough to allocate it, to fake it, and to check a caller's buffer.
+
+    Attributes:
+        shape: sizes.
+        dtype: element type.
+        stride: strides in elements; None means contiguous.
+        storage: elements of the storage when it is larger than shape and stride need (padding that is written, too).
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...] | None = None
+    storage: int | None = None
+
+    def empty(self, like: Tensor) -> Tensor:
+        """Allocate it on the device of ``like``."""
+        if self.stride is None:
+            return like.new_empty(self.shape, dtype=self.dtype)
+        if self.storage is None:
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=like.device)
+        return like.new_empty((self.storage,), dtype=self.dtype).as_strided(self.shape, self.stride)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``ceil(a / b)`` for ``b > 0``."""
+    return -(-a // b)
+
+
+def align(a: int, b: int) -> int:
+    """The smallest multiple of ``b`` that is at least ``a``."""
+    return -(-a // b) * b
+
+
+def column_major(rows: int, columns: int, dtype: torch.dtype, align_bytes: int) -> TensorSpec:
+    """A column-major matrix whose columns are padded to ``align_bytes`` (0: no padding), as TMA wants them."""
+    ld = align(rows, align_bytes // dtype.itemsize) if align_bytes else rows
+    return TensorSpec((rows, columns), dtype, (1, ld), columns * ld)
+
+
+def scale_spec(
+    row_blocks: int,
+    column_blocks: int,
+    *,
+    column_major_sf: bool = False,
+    packed: bool = False,
+    e4m3_sf: bool = False,
+    pack_rows: bool = False,
+    ue8m0_per_word: int = 4,
+    sf_align_bytes: int = 16,
+) -> TensorSpec:
+    """The scale tensor of ``row_blocks x column_blocks`` blocks (docs/numerics.md, "Scale factors").
+
+    Args:
+        column_major_sf: strides ``(1, padded rows)`` instead of row-major.
+        packed: UE8M0 bytes in words of ``ue8m0_per_word``; along columns, or along rows with ``pack_rows``.
+        e4m3_sf: scales in float8_e4m3fn instead of float32.
+    """
+    dtype = torch.float8_e4m3fn if e4m3_sf else torch.float32
+    if packed:
+        dtype = PACKED_DTYPE[ue8m0_per_word]
+        if pack_rows:
+            row_blocks = ceil_div(row_blocks, ue8m0_per_word)
+        else:
+            column_blocks = ceil_div(column_blocks, ue8m0_per_word)
+    if column_major_sf:
+        return column_major(row_blocks, column_blocks, dtype, sf_align_bytes)
+    return TensorSpec((row_blocks, column_blocks), dtype)
+
+
+def whole_storage(t: Tensor) -> Tensor:
+    """A column-major result seen with its padding: ``(columns, padded rows)``, contiguous."""
+    ld = t.stride(1)
+    return t.as_strided((t.shape[1], ld), (ld, 1))
+
+
+def is_column_major(sf: Tensor) -> bool:
+    """The layout rule of scale inputs: column-major iff ``stride(0) == 1`` and ``stride(1) != 1``."""
+    return sf.stride(0) == 1 and sf.stride(1) != 1

@@ -1,0 +1,314 @@
+"""Operators: one definition that serves eager calls, torch.compile, torch.export and every backend.
+
+An interface file defines the public function, ``check`` and ``outputs``, and binds them once::
+
+    OP = Operator("quant.per_token_cast", "(Tensor x, …) -> (Tensor, Tensor)", check=_check, outputs=_outputs)
+
+``OP(*args)`` registers nothing and decides nothing about devices: it runs :meth:`Operator.run` directly for plain
+eager tensors, and through ``torch.ops.tk_quant.per_token_cast`` (the same body) whenever PyTorch has to see the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from . import registry
+from .errors import DefinitionError, InvalidArgumentError, InvalidDtypeError
+from .formats import TensorSpec
+
+Outs = tuple[Tensor, ...]
+Check = Callable[..., None]
+Outputs = Callable[..., tuple[TensorSpec, ...]]
+
+OPERATORS: dict[str, Operator] = {}
+"""Every operator by name, in the order of definition."""
+
+_libraries: dict[str, torch.library.Library] = {}
+
+# Private PyTorch guards; where a torch version lacks one, calls take the op path.
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_function_mode = getattr(torch._C, "_len_torch_function_stack", None)
+_functorch_level = getattr(getattr(torch._C, "_functorch", None), "maybe_current_level", None)
+_short_cut = (
+    os.environ.get("TK_FAST_PATH", "1") != "0"
+    and _dispatch_modes is not None
+    and _function_mode is not None
+    and _functorch_level is not None
+)
+_allocate: Callable[[TensorSpec, Tensor], Tensor] = TensorSpec.empty
+
+
+@contextlib.contextmanager
+def short_cut(enabled: bool) -> Iterator[None]:
+    """Turn the eager short cut off or on for a scope, for tests that compare both call paths."""
+    global _short_cut
+    before, _short_cut = _short_cut, enabled
+    try:
+        yield
+    finally:
+        _short_cut = before
+
+
+@contextlib.contextmanager
+def allocator(allocate: Callable[[TensorSpec, Tensor], Tensor]) -> Iterator[None]:
+    """Allocate results with ``allocate(spec, like)`` for a scope, for tests that poison and guard them."""
+    global _allocate
+    before, _allocate = _allocate, allocate
+    try:
+        yield
+    finally:
+        _allocate = before
+
+
+def _library(family: str) -> torch.library.Library:
+    if family not in _libraries:
+        _libraries[family] = torch.library.Library(f"tk_{family}", "DEF")
+    return _libraries[family]
+
+
+class Operator:
+    """One operator: its schema, its checks, what its results look like, and the ways to call it.
+
+    Args:
+        name: ``family.name``; also the public function, the file, the schema ``tk_family::name`` and the page.
+        schema: the rest of a torch.library schema, such as ``"(Tensor x, int n) -> Tensor"``. Arguments that are
+            written carry ``(a!)``; results are new tensors.
+        check: raises for arguments outside the domain. Same parameters as the schema.
+        outputs: the specs of the results. Same parameters as the schema. It is also the fake.
+        revision: raised when semantics, schema or layout change; kernels state the revision that they implement.
+        gradient: name of the differentiable function, for operators that must not swallow gradients.
+        empty: fills results when the input is empty but a result is not; returns whether it did.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        *,
+        check: Check,
+        outputs: Outputs | None = None,
+        revision: int = 1,
+        gradient: str | None = None,
+        empty: Callable[..., bool] | None = None,
+    ) -> None:
+        self.name = name
+        self.family, _, self.short_name = name.partition(".")
+        self.check = check
+        self.outputs: Outputs = outputs if outputs is not None else _no_outputs
+        self.revision = revision
+        self.gradient = gradient
+        self.empty = empty
+        parsed = torch._C.parse_schema(f"tk_{self.family}::{self.short_name}{schema}")
+        self.parameters = tuple(a.name for a in parsed.arguments)
+        self._tensors = tuple(
+            (i, "Tensor[]" in str(a.type) or "List[Tensor" in str(a.type))
+            for i, a in enumerate(parsed.arguments)
+            if "Tensor" in str(a.type)
+        )
+        self.mutated = tuple(i for i, a in enumerate(parsed.arguments) if a.alias_info is not None)
+        self._single = len(parsed.returns) == 1 and str(parsed.returns[0].type) == "Tensor"
+        self._list = len(parsed.returns) == 1 and not self._single
+        self._check_signatures()
+        self._register(schema)
+        if name in OPERATORS:
+            raise DefinitionError(f"operator {name} is defined twice")
+        OPERATORS[name] = self
+
+    def __repr__(self) -> str:
+        return f"Operator({self.name!r})"
+
+    def _check_signatures(self) -> None:
+        functions = [self.check] if self.outputs is _no_outputs else [self.check, self.outputs]
+        for function in functions:
+            got = tuple(inspect.signature(function).parameters)
+            if got != self.parameters:
+                raise DefinitionError(
+                    f"{self.name}: {function.__name__} has parameters {got}, the schema {self.parameters}"
+                )
+
+    def _register(self, schema: str) -> None:
+        library = _library(self.family)
+        arguments, _, returns = schema.rpartition("->")
+        overloads = {self.short_name: schema}
+        bodies: dict[str, Callable[..., Any]] = {self.short_name: self._op_body}
+        fakes: dict[str, Callable[..., Any]] = {self.short_name: self._fake}
+        count = 0 if self._list else returns.count("Tensor")
+        if count:
+            letters = "bcdefghijklmnop"
+            outs = ", ".join(f"Tensor({letters[i]}!) out_{i}" for i in range(count))
+            overloads[f"{self.short_name}.out"] = f"{arguments.strip()[:-1]}, *, {outs}) -> ()"
+            bodies[f"{self.short_name}.out"] = self._out_body
+            fakes[f"{self.short_name}.out"] = self._out_fake
+        for qualified, text in overloads.items():
+            library.define(f"{qualified}{text}")
+            library.impl(qualified, bodies[qualified], "CompositeExplicitAutograd")
+            library.impl(qualified, torch.library.fallthrough_kernel, "Autograd")
+            torch.library.register_fake(f"tk_{self.family}::{qualified}", fakes[qualified], lib=library)
+        packet = getattr(getattr(torch.ops, f"tk_{self.family}"), self.short_name)
+        self.overload = packet.default
+        self.out_overload = packet.out if count else None
+
+    # ------------------------------------------------------------------ the ways in
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on plain eager tensors directly, else through torch.ops. Returns new tensors (or None)."""
+        if not torch.compiler.is_compiling() and self._plain(args):
+            if self.gradient is not None:
+                self._refuse_gradient(args)
+            return self._result(self.run(args))
+        return self.overload(*args)
+
+    def into(self, outs: Sequence[Tensor | None], *args: Any) -> Outs:
+        """Run into the caller's buffers; None stands for a new one.
+
+        Raises:
+            InvalidArgumentError, InvalidDtypeError: a buffer does not match the result.
+        """
+        specs = self._checked_specs(args)
+        like = self._like(args)
+        full = tuple(_allocate(spec, like) if out is None else out for out, spec in zip(outs, specs))
+        if not torch.compiler.is_compiling() and self._plain((*args, *full), every=True):
+            self.run(args, full)
+        else:
+            if self.out_overload is None:
+                raise DefinitionError(f"{self.name} has no out= form")
+            self.out_overload(*args, **{f"out_{i}": out for i, out in enumerate(full)})
+        return full
+
+    def _plain(self, args: tuple[Any, ...], every: bool = False) -> bool:
+        """Whether nothing of PyTorch has to see this call: no mode, no transform, no tensor subclass."""
+        if not _short_cut or _dispatch_modes() or _function_mode() or _functorch_level() is not None:  # type: ignore[misc]
+            return False
+        values = args if every else [args[i] for i, _ in self._tensors]
+        for value in values:
+            for t in value if isinstance(value, (list, tuple)) else (value,):
+                kind = type(t)
+                if kind is not Tensor and kind is not Parameter and isinstance(t, Tensor):
+                    return False
+        return True
+
+    def _refuse_gradient(self, args: tuple[Any, ...]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        for i, _ in self._tensors:
+            if isinstance(args[i], Tensor) and args[i].requires_grad:
+                raise InvalidArgumentError(
+                    f"{self.name}: {self.parameters[i]} requires grad, but this operator records no gradient; use "
+                    f"{self.gradient}, or call it under torch.no_grad()"
+                )
+
+    def _op_body(self, *args: Any, **kwargs: Any) -> Any:
+        return self._result(self.run(self._positional(args, kwargs)))
+
+    def _out_body(self, *args: Any, **kwargs: Any) -> None:
+        outs = tuple(kwargs.pop(f"out_{i}") for i in range(len(kwargs)) if f"out_{i}" in kwargs)
+        self.run(self._positional(args, kwargs), outs)
+
+    def _fake(self, *args: Any, **kwargs: Any) -> Any:
+        args = self._positional(args, kwargs)
+        specs = self._checked_specs(args)
+        like = self._like(args)
+        return self._result(tuple(spec.empty(like) for spec in specs))
+
+    def _out_fake(self, *args: Any, **kwargs: Any) -> None:
+        outs = tuple(kwargs.pop(f"out_{i}") for i in range(len(kwargs)) if f"out_{i}" in kwargs)
+        args = self._positional(args, kwargs)
+        self._check_outs(outs, self._checked_specs(args), self._like(args))
+
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        return (*args, *(kwargs[name] for name in self.parameters[len(args) :])) if kwargs else args
+
+    # ------------------------------------------------------------------ the body
+
+    def run(self, args: tuple[Any, ...], outs: Outs | None = None) -> Outs:
+        """Check, allocate (or check ``outs``), and launch on the backend that serves the device. Both paths end here."""
+        like = self._like(args)
+        launch = registry.launcher(self, like.device.type)
+        self.check(*args)
+        specs = self.outputs(*args)
+        if outs is None:
+            outs = tuple(_allocate(spec, like) for spec in specs)
+        else:
+            self._check_outs(outs, specs, like)
+        if self._has_work(outs, args):
+            launch(outs, args)
+        for i in self.mutated:
+            if args[i] is not None:
+                torch.autograd.graph.increment_version(args[i])
+        return outs
+
+    def _has_work(self, outs: Outs, args: tuple[Any, ...]) -> bool:
+        if self.empty is not None and self.empty(outs, *args):
+            return False
+        for out in outs:
+            if out.numel():
+                return True
+        for i in self.mutated:
+            if args[i] is not None and args[i].numel():
+                return True
+        return False
+
+    def _like(self, args: tuple[Any, ...]) -> Tensor:
+        """The tensor whose device the call runs on: the first one."""
+        for i, _ in self._tensors:
+            value = args[i]
+            if isinstance(value, (list, tuple)):
+                if not value:
+                    continue
+                value = value[0]
+            if isinstance(value, Tensor):
+                return value
+            if value is not None:
+                raise InvalidDtypeError(
+                    f"{self.name}: {self.parameters[i]} must be a torch.Tensor, got {type(value).__name__}"
+                )
+        raise InvalidArgumentError(
+            f"{self.name}: {self.parameters[self._tensors[0][0]]} must be a torch.Tensor, got None"
+        )
+
+    def _checked_specs(self, args: tuple[Any, ...]) -> tuple[TensorSpec, ...]:
+        self.check(*args)
+        return self.outputs(*args)
+
+    def _check_outs(self, outs: Outs, specs: tuple[TensorSpec, ...], like: Tensor) -> None:
+        for i, (out, spec) in enumerate(zip(outs, specs, strict=True)):
+            name = f"out[{i}]" if len(specs) > 1 else "out"
+            if out.dtype != spec.dtype:
+                raise InvalidDtypeError(f"{self.name}: {name} must be {spec.dtype}, got {out.dtype}")
+            if tuple(out.shape) != tuple(spec.shape):
+                raise InvalidArgumentError(
+                    f"{self.name}: {name} must have shape {tuple(spec.shape)}, got {tuple(out.shape)}"
+                )
+            if out.device != like.device:
+                raise InvalidArgumentError(f"{self.name}: {name} must be on {like.device}, got {out.device}")
+            if spec.stride is not None:
+                if out.numel() and tuple(out.stride()) != tuple(spec.stride):
+                    raise InvalidArgumentError(
+                        f"{self.name}: {name} must have strides {tuple(spec.stride)}, got {tuple(out.stride())}"
+                    )
+                room = out.untyped_storage().nbytes() // out.element_size() - out.storage_offset()
+                if spec.storage is not None and out.numel() and room < spec.storage:
+                    raise InvalidArgumentError(
+                        f"{self.name}: {name} must have room for {spec.storage} elements (padding included), got {room}"
+                    )
+            elif not out.is_contiguous():
+                raise InvalidArgumentError(f"{self.name}: {name} must be contiguous, got strides {tuple(out.stride())}")
+
+    def _result(self, outs: Outs) -> Any:
+        if self._single:
+            return outs[0]
+        if self._list:
+            return list(outs)
+        return outs if outs else None
+
+
+def _no_outputs(*args: Any) -> tuple[TensorSpec, ...]:
+    return ()
