@@ -229,7 +229,7 @@ class Operator:
     # ------------------------------------------------------------------ the body
 
     def run(self, args: tuple[Any, ...], outs: Outs | None = None) -> Outs:
-        """Check, allocate (or check ``outs``), and launch on the backend that serves the device. Both paths end here."""
+        """Check, allocate (or check ``outs``), launch on the backend that serves the device. Both paths end here."""
         like = self._like(args)
         launch = registry.launcher(self, like.device.type)
         self.check(*args)
@@ -251,10 +251,7 @@ class Operator:
         for out in outs:
             if out.numel():
                 return True
-        for i in self.mutated:
-            if args[i] is not None and args[i].numel():
-                return True
-        return False
+        return any(args[i] is not None and args[i].numel() for i in self.mutated)
 
     def _like(self, args: tuple[Any, ...]) -> Tensor:
         """The tensor whose device the call runs on: the first one."""

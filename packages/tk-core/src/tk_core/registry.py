@@ -73,7 +73,7 @@ class ReferenceKernel:
 
 
 class ReferenceBackend:
-    """The PyTorch references of tk_core.reference, on any device. It serves ``cpu`` unless something else is asked for."""
+    """The PyTorch references, on any device. They serve ``cpu`` unless another backend is asked for."""
 
     name = "reference"
     device_type = "cpu"
@@ -295,7 +295,8 @@ def _describe(value: Any) -> str:
 def _unsupported(operator: Operator, args: tuple[Any, ...], reasons: list[str]) -> str:
     shown = ", ".join(f"{n}={_describe(v)}" for n, v in zip(operator.parameters, args))
     return (
-        f"{operator.name}: no selected backend can run this call. {' | '.join(reasons)}. Arguments: {shown}.{_failures()} "
+        f"{operator.name}: no selected backend can run this call. {' | '.join(reasons)}. Arguments: {shown}."
+        f"{_failures()} "
         'Ways out: change the arguments as the reason says, or use_backend("reference")'
     )
 

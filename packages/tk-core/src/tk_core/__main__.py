@@ -1,0 +1,30 @@
+"""``tk`` and ``python -m tk_core``: errors are one line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ImportError as error:
+        print(f"tk: {error.name} is missing; the command line needs: pip install 'tk-core[cli]'", file=sys.stderr)
+        sys.exit(2)
+    from .cli import app
+    from .errors import TkError
+
+    try:
+        app(prog_name="tk")
+    except (TkError, OSError) as error:
+        if os.environ.get("TK_TRACEBACK") == "1":
+            raise
+        print(f"tk: {error}".replace("\n", " "), file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

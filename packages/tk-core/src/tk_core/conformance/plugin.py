@@ -1,0 +1,86 @@
+"""The pytest plugin: ``pytest -p tk_core.conformance.plugin --pyargs tk_core.conformance --tk-backend=NAME``.
+
+Nothing loads it by itself. Options::
+
+    --tk-backend NAME   the backend to check (default: reference)
+    --tk-op OP          only this operator, or this family; may be repeated
+    --tk-level LEVEL    quick, full or large
+    --tk-report FILE    write the outcome of every sample as JSON
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from .. import op as operators
+from .. import registry
+from ..cases import LEVELS, cases_of
+from . import engine, report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tk conformance")
+    group.addoption("--tk-backend", default="reference", help="backend to check")
+    group.addoption("--tk-op", action="append", default=[], help="operator or family; may be repeated")
+    group.addoption("--tk-level", default="quick", choices=LEVELS, help="quick, full or large")
+    group.addoption("--tk-report", default=None, help="write the outcome of every sample to this JSON file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_OUTCOMES] = []
+
+
+_OUTCOMES = pytest.StashKey[list[engine.Outcome]]()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if not {"tk_sample", "tk_error"} & set(metafunc.fixturenames):
+        return
+    config = metafunc.config
+    backend = registry._by_name(config.getoption("--tk-backend"))
+    wanted = config.getoption("--tk-op")
+    names = [n for n in operators.OPERATORS if not wanted or n in wanted or n.partition(".")[0] in wanted]
+    rows, ids = [], []
+    for name in names:
+        cases = cases_of(name)
+        if cases is None:
+            rows.append((name, None, False, backend))
+            ids.append(f"{name}: no cases")
+            continue
+        if "tk_error" in metafunc.fixturenames:
+            for e in cases.errors:
+                rows.append((name, e, False, backend))
+                ids.append(f"{name}: {e.why}")
+        else:
+            level = config.getoption("--tk-level")
+            for i, s in enumerate(engine.samples_of(cases, level)):
+                rows.append((name, s, s.level != "large" and (i < 2 or level != "quick"), backend))
+                ids.append(f"{name}: {s.why}")
+    fixture = "tk_error" if "tk_error" in metafunc.fixturenames else "tk_sample"
+    metafunc.parametrize(fixture, rows, ids=ids)
+
+
+@pytest.fixture
+def tk_outcomes(request: pytest.FixtureRequest) -> list[engine.Outcome]:
+    """Where tests leave their outcomes for the report."""
+    return request.config.stash[_OUTCOMES]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = session.config.getoption("--tk-report")
+    if path:
+        backend = registry._by_name(session.config.getoption("--tk-backend"))
+        report.write(pathlib.Path(path), backend, session.config.stash[_OUTCOMES])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    outcomes = config.stash[_OUTCOMES]
+    refused = [o for o in outcomes if o.status == "refused"]
+    if outcomes:
+        name = config.getoption("--tk-backend")
+        terminalreporter.write_line(
+            f"{name}: {sum(o.status == 'passed' for o in outcomes)} samples equal to the reference, "
+            f"{len(refused)} refused with a reason, {sum(o.status == 'failed' for o in outcomes)} wrong"
+        )
