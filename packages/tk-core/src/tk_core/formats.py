@@ -52,6 +52,9 @@ AMAX_CLAMP_DEFAULT = {
 }
 """Smallest amax of a block, by (format, e4m3 scales): keeps scales positive and normal."""
 
+E5M6_AMAX_CLAMP = 1e-4
+"""Smallest amax of a group of e5m6."""
+
 
 class TensorSpec(NamedTuple):
     """What a result looks like: enough to allocate it, to fake it, and to check a caller's buffer.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .. import checks
 from ..errors import InvalidDtypeError
-from ..formats import FORMAT_OF_DTYPE, PACKED_DTYPE, ceil_div
+from ..formats import E2M1, E4M3, FORMATS, PACKED_DTYPE, Format, ceil_div, is_column_major
+from ..op import Operator
 
 
 class QuantTensor(NamedTuple):
@@ -40,14 +44,74 @@ def check_flags(op: str, round_sf: bool, use_packed_ue8m0: bool, use_e4m3_sf: bo
     checks.excludes(op, "use_e4m3_sf", use_e4m3_sf, "round_sf", round_sf)
 
 
+def check_plain(op: str, x: Tensor, name: str = "x") -> int:
+    """Check a matrix to quantize; returns its columns."""
+    checks.is_tensor(op, name, x)
+    checks.dtype(op, name, x, (torch.bfloat16, torch.float32))
+    checks.rank(op, name, x, "(M, K)")
+    checks.last_stride_1(op, name, x)
+    return x.shape[1]
+
+
+def check_format(op: str, fmt: str, columns: int) -> None:
+    """Check an output format against the columns of a matrix: e2m1 codes come in pairs."""
+    checks.one_of(op, "fmt", fmt, ("e4m3", "e2m1"))
+    if columns % FORMATS[fmt].codes:
+        checks.invalid(op, "x", f"have an even number of columns for {fmt}", columns)
+
+
+def check_block(op: str, name: str, rows: int, columns: int) -> None:
+    """Check the size of a block."""
+    checks.at_least(op, f"{name}[0]", rows, 1)
+    checks.at_least(op, f"{name}[1]", columns, 1)
+
+
+def block(op: str, name: str, size: tuple[int, int]) -> tuple[int, int]:
+    """The rows and columns of a block size."""
+    if not isinstance(size, (tuple, list)) or len(size) != 2:
+        checks.invalid(op, name, "be a pair (rows, columns)", repr(size))
+    return size[0], size[1]
+
+
+def check_precomputed(op: str, x: Tensor, sf: Tensor, block_rows: int, block_columns: int) -> None:
+    """Check given scales: unpacked, row-major with any row stride, one for each block."""
+    checks.is_tensor(op, "sf", sf)
+    checks.dtype(op, "sf", sf, (torch.float32, torch.float8_e4m3fn))
+    checks.same_device(op, "sf", sf, x.device)
+    expected = (ceil_div(x.shape[0], block_rows), ceil_div(x.shape[1], block_columns))
+    checks.shape(op, "sf", sf, expected, "blocks of x")
+    checks.last_stride_1(op, "sf", sf)
+
+
+def check_precomputed_flags(
+    op: str, sf: Tensor, use_tma_aligned_col_major_sf: bool, use_packed_ue8m0: bool, use_e4m3_sf: bool
+) -> None:
+    """Flags of a cast with given scales: they describe ``sf``, which must be row-major and unpacked."""
+    checks.excludes(op, "sf", True, "use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf)
+    checks.excludes(op, "sf", True, "use_packed_ue8m0", use_packed_ue8m0)
+    checks.is_tensor(op, "sf", sf)
+    checks.dtype(op, "sf", sf, (torch.float8_e4m3fn if use_e4m3_sf else torch.float32,))
+
+
 def check_quantized(
-    op: str, data: Tensor, sf: Tensor, block_rows: int, block_columns: int, ue8m0_per_word: int, name: str = "x"
+    op: str,
+    data: Tensor,
+    sf: Tensor,
+    block_rows: int,
+    block_columns: int,
+    ue8m0_per_word: int,
+    name: str = "x",
+    formats: Sequence[Format] = (E4M3, E2M1),
 ) -> tuple[int, int]:
     """Check a quantized matrix against its block size; returns its logical ``(M, K)``."""
-    checks.dtype(op, f"{name}[0]", data, tuple(FORMAT_OF_DTYPE))
+    check_block(op, f"{name}_block_size", block_rows, block_columns)
+    checks.dtype(op, f"{name}[0]", data, [f.dtype for f in formats])
     checks.rank(op, f"{name}[0]", data, "(M, K)")
     checks.last_stride_1(op, f"{name}[0]", data)
-    rows, columns = data.shape[0], FORMAT_OF_DTYPE[data.dtype].logical(data.shape[1])
+    fmt = next(f for f in formats if f.dtype == data.dtype)
+    if data.shape[1] % fmt.storage:
+        checks.invalid(op, f"{name}[0]", f"have a multiple of {fmt.storage} columns for {fmt.name}", data.shape[1])
+    rows, columns = data.shape[0], fmt.logical(data.shape[1])
     word = PACKED_DTYPE[ue8m0_per_word]
     checks.dtype(op, f"{name}[1]", sf, (torch.float32, torch.float8_e4m3fn, word))
     checks.same_device(op, f"{name}[1]", sf, data.device, f"{name}[0]")
@@ -60,6 +124,45 @@ def check_quantized(
         else:
             column_blocks = ceil_div(column_blocks, ue8m0_per_word)
     checks.shape(op, f"{name}[1]", sf, (row_blocks, column_blocks), letters)
-    if sf.numel() and sf.stride(0) != 1 and sf.stride(1) != 1 and sf.shape[1] > 1:
-        checks.invalid(op, f"{name}[1]", "be row-major or column-major", f"strides {tuple(sf.stride())}")
+    if sf.numel() and sf.stride(1) != 1 and sf.shape[1] > 1:
+        if not is_column_major(sf):
+            checks.invalid(op, f"{name}[1]", "be row-major or column-major", f"strides {tuple(sf.stride())}")
+        if sf.dtype == word and block_columns == 1:
+            checks.invalid(op, f"{name}[1]", "be row-major where rows are packed", f"strides {tuple(sf.stride())}")
     return rows, columns
+
+
+def run_into(op: Operator, outs: Sequence[Tensor | None], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Run into the caller's buffers, the last of which is the scale tensor and may have any row stride."""
+    sf = outs[-1]
+    if sf is None or sf.dim() != 2 or sf.stride(1) != 1 or sf.is_contiguous():
+        return op.into(outs, *args)
+    op.check(*args)
+    spec = op.outputs(*args)[-1]
+    name = f"out[{len(outs) - 1}]" if len(outs) > 1 else "out_sf"
+    checks.dtype(op.name, name, sf, (spec.dtype,))
+    checks.shape(op.name, name, sf, spec.shape)
+    checks.same_device(op.name, name, sf, args[0].device)
+    results = op.into((*outs[:-1], None), *args)
+    sf.copy_(results[-1])
+    return (*results[:-1], sf)
+
+
+def pair_of_buffers(
+    op: str, out: tuple[Tensor | None, Tensor | None], use_tma_aligned_col_major_sf: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The ``out=`` argument of a cast: a pair, with row-major scales if any."""
+    if not isinstance(out, tuple) or len(out) != 2:
+        checks.invalid(op, "out", "be a pair (data, sf), each a tensor or None", type(out).__name__)
+    checks.excludes(op, "out[1]", out[1] is not None, "use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf)
+    return out
+
+
+def validates(x: Tensor) -> bool:
+    """Whether to look at the values of arguments: always on a CPU, elsewhere only with ``TK_VALIDATE=1``.
+
+    On an accelerator it is a synchronization. Traced calls never look.
+    """
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter):
+        return False
+    return x.device.type == "cpu" or os.environ.get("TK_VALIDATE") == "1"
