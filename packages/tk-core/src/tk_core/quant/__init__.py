@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from .amax_clamp import get_amax_clamp_for_quant, set_amax_clamp_for_quant
+from .cast import cast
+from .cast_back import cast_back, per_token_cast_back
+from .cast_back_e5m6 import cast_back_e5m6
 from .per_token_cast import per_token_cast, per_token_cast_with_precomputed_sf, per_token_cast_with_sf_only
+from .per_token_cast_and_cast_back import per_token_cast_and_cast_back
 from .per_token_cast_to_e5m6 import per_token_cast_to_e5m6
 from .scales import QuantTensor
 
 __all__ = [
     "QuantTensor",
+    "cast",
+    "cast_back",
+    "cast_back_e5m6",
     "get_amax_clamp_for_quant",
     "per_token_cast",
+    "per_token_cast_and_cast_back",
+    "per_token_cast_back",
     "per_token_cast_to_e5m6",
     "per_token_cast_with_precomputed_sf",
     "per_token_cast_with_sf_only",

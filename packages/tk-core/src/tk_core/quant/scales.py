@@ -38,6 +38,14 @@ def split(op: str, x: Tensor | QuantTensor | tuple[Tensor, Tensor]) -> tuple[Ten
     raise InvalidDtypeError(f"{op}: x must be a tensor or a pair (data, sf) of tensors, got {type(x).__name__}")
 
 
+def split_quantized(op: str, x: QuantTensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The data and scales of a quantized tensor."""
+    data, sf = split(op, x)
+    if sf is None:
+        raise InvalidDtypeError(f"{op}: x must be a pair (data, sf) of tensors, got Tensor")
+    return data, sf
+
+
 def check_flags(op: str, round_sf: bool, use_packed_ue8m0: bool, use_e4m3_sf: bool = False) -> None:
     """Packed UE8M0 holds powers of two only; e4m3 scales are rounded in their own way."""
     checks.requires(op, "use_packed_ue8m0", use_packed_ue8m0, "round_sf", round_sf)
