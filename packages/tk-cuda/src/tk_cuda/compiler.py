@@ -1,0 +1,163 @@
+"""From a builder to machine code: TileLang lowers it, nvcc compiles it. Imports TileLang only when asked to compile."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+"""The architectures that every kernel is built for."""
+
+_COMPILE_HOOK = "tilelang_callback_cuda_compile"
+
+
+class CompileError(RuntimeError):
+    """A kernel does not lower or compile; holds what the compiler said."""
+
+
+class Lowered(NamedTuple):
+    """A kernel as CUDA source, with the host module that launches it where one was asked for."""
+
+    entry: str
+    source: str
+    host: Any
+
+
+def nvcc_path() -> str | None:
+    """The nvcc that TileLang's toolkit search finds: CUDA_HOME, then PATH, then the pip package, then /usr/local/cuda."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    candidates = [os.path.join(home, "bin", "nvcc")] if home else [shutil.which("nvcc"), _pip_nvcc(), _SYSTEM_NVCC]
+    for path in candidates:
+        if path and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+_SYSTEM_NVCC = "/usr/local/cuda/bin/nvcc"
+
+
+def _pip_nvcc() -> str | None:
+    import importlib.metadata
+
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nvidia-cuda-nvcc") or []:
+            if file.name == "nvcc":
+                return str(file.locate())
+    return None
+
+
+@functools.cache
+def nvcc_version(path: str) -> str:
+    """``13.0.88`` for the nvcc at a path."""
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    for word in text.replace(",", " ").split():
+        if word.startswith("V") and word[1:2].isdigit():
+            return word[1:]
+    raise CompileError(f"{path} --version does not name a version: {text!r}")
+
+
+def prim_func(build: Callable[..., Any], key: tuple[Any, ...], arch: str) -> Any:
+    """Run a builder for one key; ``arch`` is passed to builders that have a parameter of that name."""
+    if "arch" in inspect.signature(build).parameters:
+        return build(*key, arch=arch)
+    return build(*key)
+
+
+def lower(
+    build: Callable[..., Any],
+    key: tuple[Any, ...],
+    arch: str,
+    pass_configs: dict[str, Any] | None = None,
+    compile_device: Callable[[str], bytes] | None = None,
+) -> Lowered:
+    """Lower one key of a builder; with ``compile_device`` (CUDA source to cubin) also make the host module.
+
+    Raises:
+        CompileError: TileLang or nvcc refused it.
+    """
+    import tilelang
+    from tilelang.transform.pass_config import normalize_pass_configs
+    from tvm.target import Target
+
+    target = Target({"kind": "cuda", "arch": arch})
+    func = prim_func(build, key, arch)
+    configs = normalize_pass_configs(dict(pass_configs or {}))
+    with _device_compiler(compile_device), tilelang.tvm.transform.PassContext(opt_level=3, config=configs), target:
+        artifact = tilelang.lower(
+            func,
+            target=target,
+            target_host="c",
+            enable_host_codegen=compile_device is not None,
+            enable_device_compile=compile_device is not None,
+        )
+    return Lowered(str(func.attrs["global_symbol"]), artifact.kernel_source, artifact.rt_mod)
+
+
+@contextlib.contextmanager
+def _device_compiler(compile_device: Callable[[str], bytes] | None) -> Iterator[None]:
+    """Have TileLang's device build call us for the cubin: our flags, our cache, none of its files."""
+    if compile_device is None:
+        yield
+        return
+    import tvm_ffi
+
+    before = tvm_ffi.get_global_func(_COMPILE_HOOK)
+
+    def hook(code: str, target: Any, pass_config: Any = None) -> bytearray:
+        return bytearray(compile_device(code))
+
+    tvm_ffi.register_global_func(_COMPILE_HOOK, hook, override=True)
+    try:
+        yield
+    finally:
+        tvm_ffi.register_global_func(_COMPILE_HOOK, before, override=True)
+
+
+def nvcc_flags(arch: str) -> list[str]:
+    """The flags of every compilation; include paths are added where it runs. No fast math."""
+    return ["--cubin", "-O3", "-std=c++20", f"-arch={arch}"]
+
+
+def compile_cuda(source: str, arch: str, extra: tuple[str, ...] = ()) -> tuple[bytes, str]:
+    """Compile CUDA source to a cubin.
+
+    Returns:
+        The cubin and what nvcc printed.
+
+    Raises:
+        CompileError: nvcc is missing or refuses the source.
+    """
+    from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
+
+    nvcc = nvcc_path()
+    if nvcc is None:
+        raise CompileError("no nvcc found; install the CUDA toolkit, or tilelang[nvcc] from pip")
+    with tempfile.TemporaryDirectory(prefix="tk-nvcc-") as folder:
+        (Path(folder) / "kernel.cu").write_text(source)
+        command = [nvcc, *nvcc_flags(arch), *extra, f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}"]
+        done = subprocess.run(
+            [*command, "-o", "kernel.cubin", "kernel.cu"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            raise CompileError(f"nvcc failed for {arch}:\n{done.stdout}\n--- source ---\n{source}")
+        return (Path(folder) / "kernel.cubin").read_bytes(), done.stdout
+
+
+def link(lowered: Lowered) -> bytes:
+    """The host launcher and its cubin as one shared library."""
+    with tempfile.TemporaryDirectory(prefix="tk-link-") as folder:
+        path = os.path.join(folder, "kernel.so")
+        lowered.host.export_library(path)
+        return Path(path).read_bytes()
