@@ -231,7 +231,7 @@ class Operator:
     def run(self, args: tuple[Any, ...], outs: Outs | None = None) -> Outs:
         """Check, allocate (or check ``outs``), launch on the backend that serves the device. Both paths end here."""
         like = self._like(args)
-        launch = registry.launcher(self, like.device.type)
+        launch = _no_launch if like.is_meta else registry.launcher(self, like.device.type)
         self.check(*args)
         specs = self.outputs(*args)
         if outs is None:
@@ -305,6 +305,10 @@ class Operator:
         if self._list:
             return list(outs)
         return outs if outs else None
+
+
+def _no_launch(outs: Outs, args: tuple[Any, ...]) -> None:
+    """Meta tensors have shapes and no data: nothing to run, and no backend needed."""
 
 
 def _no_outputs(*args: Any) -> tuple[TensorSpec, ...]:

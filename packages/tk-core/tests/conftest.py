@@ -1,0 +1,42 @@
+"""Shared fixtures: which tk_core is under test, and backends installed as real distributions."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture
+def distribution(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
+    """Install a distribution with one module and one ``tk.backends`` entry point into a folder for a subprocess."""
+
+    def install(name: str, source: str, attribute: str = "BACKEND") -> pathlib.Path:
+        module = f"tk_{name}"
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tk-{name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[tk.backends]\n{name} = {module}:{attribute}\n")
+        (info / "RECORD").write_text(f"{module}.py,,\n")
+        return tmp_path
+
+    return install
+
+
+@pytest.fixture
+def python(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a snippet in a fresh interpreter that also sees the distributions installed for this test."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": str(tmp_path), "TK_BACKENDS": "", **environment}
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=300
+        )
+
+    return run

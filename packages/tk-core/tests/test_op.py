@@ -1,0 +1,173 @@
+"""The operator core: one definition, two call paths, and everything PyTorch asks of an operator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tk_core
+from tk_core import op
+from tk_core.errors import DefinitionError, InvalidArgumentError, InvalidDtypeError
+from tk_core.formats import TensorSpec
+from tk_core.quant import per_token_cast
+
+CAST = op.OPERATORS["quant.per_token_cast"]
+
+
+def test_short_cut_is_on_and_can_be_turned_off(monkeypatch):
+    x = torch.randn(3, 128)
+    seen = []
+    monkeypatch.setattr(CAST, "overload", lambda *a: seen.append(a) or torch.ops.tk_quant.per_token_cast(*a))
+    per_token_cast(x, "e4m3", 128)
+    assert not seen
+    with op.short_cut(False):
+        per_token_cast(x, "e4m3", 128)
+    assert len(seen) == 1
+
+
+def test_modes_subclasses_and_transforms_take_the_op_path(monkeypatch):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Spy():
+        per_token_cast(torch.randn(3, 128), "e4m3", 128)
+    assert "tk_quant.per_token_cast.default" in seen
+
+
+def test_fake_tensors_get_shapes_and_strides():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(5, 640, device="cuda", dtype=torch.bfloat16)
+        q, sf = per_token_cast(x, "e4m3", 128, None, True, True, True)
+    assert (q.shape, q.dtype, q.device.type) == ((5, 640), torch.float8_e4m3fn, "cuda")
+    assert (sf.shape, sf.stride(), sf.dtype) == ((5, 2), (1, 8), torch.int32)
+
+
+def test_meta_tensors_need_no_backend():
+    q, sf = per_token_cast(torch.empty(4, 256, device="meta"), "e4m3", 128)
+    assert q.device.type == sf.device.type == "meta"
+
+
+def test_results_never_require_grad_on_either_path():
+    x = torch.randn(3, 128, requires_grad=True)
+    for enabled in (True, False):
+        with op.short_cut(enabled):
+            q, sf = per_token_cast(x, "e4m3", 128)
+        assert not q.requires_grad
+        assert not sf.requires_grad
+
+
+def test_out_buffers_are_used_and_checked():
+    x = torch.randn(3, 128)
+    q, sf = per_token_cast(x, "e4m3", 128)
+    buffer = torch.empty_like(q)
+    result = per_token_cast(x, "e4m3", 128, out=(buffer, None))
+    assert result.data is buffer
+    assert torch.equal(buffer.view(torch.uint8), q.view(torch.uint8))
+    assert torch.equal(result.sf, sf)
+    with pytest.raises(InvalidDtypeError, match=r"out\[0\] must be torch.float8_e4m3fn, got torch.float32"):
+        per_token_cast(x, "e4m3", 128, out=(torch.empty(3, 128), None))
+    with pytest.raises(InvalidArgumentError, match=r"out\[0\] must have shape \(3, 128\), got \(2, 128\)"):
+        per_token_cast(x, "e4m3", 128, out=(buffer[:2], None))
+    wide = torch.empty(3, 256, dtype=torch.float8_e4m3fn)
+    with pytest.raises(InvalidArgumentError, match=r"out\[0\] must be contiguous"):
+        per_token_cast(x, "e4m3", 128, out=(wide[:, :128], None))
+
+
+def test_one_graph_serves_every_token_count():
+    from torch._dynamo.testing import CompileCounter
+
+    count = CompileCounter()
+    compiled = torch.compile(
+        lambda x: per_token_cast(x, "e4m3", 128, None, True), backend=count, fullgraph=True, dynamic=True
+    )
+    for rows in (2, 3, 17, 130):
+        x = torch.randn(rows, 256)
+        sf = compiled(x)[1]
+        want = per_token_cast(x, "e4m3", 128, None, True)
+        assert torch.equal(sf, want.sf)
+        assert sf.stride() == want.sf.stride()
+    assert count.frame_count == 1
+
+
+def test_export_keeps_the_operator():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return per_token_cast(x, "e4m3", 128)[0]
+
+    program = torch.export.export(Module(), (torch.randn(4, 256),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    assert any("tk_quant.per_token_cast" in str(n.target) for n in program.graph.nodes)
+    x = torch.randn(9, 256)
+    assert torch.equal(program.module()(x).view(torch.uint8), per_token_cast(x, "e4m3", 128)[0].view(torch.uint8))
+
+
+def test_errors_reach_the_user_through_compile():
+    compiled = torch.compile(lambda x: per_token_cast(x, "e4m3", 0), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="num_per_channels must be at least 1, got 0"):
+        compiled(torch.randn(2, 128))
+
+
+def test_vmap_does_not_run_the_short_cut_on_wrappers():
+    x = torch.randn(2, 3, 128)
+    sf = torch.vmap(lambda x: per_token_cast(x, "e4m3", 128)[1])(x)
+    assert torch.equal(sf, torch.stack([per_token_cast(part, "e4m3", 128)[1] for part in x]))
+
+
+def test_a_definition_must_agree_with_its_schema():
+    with pytest.raises(DefinitionError, match="has parameters"):
+        op.Operator("quant.wrong", "(Tensor x) -> Tensor", check=lambda y: None, outputs=lambda x: ())
+
+
+def _add_one(x):
+    x.add_(1)
+
+
+def test_in_place_arguments_bump_their_version():
+    def check(x):
+        return None
+
+    from tk_core import registry
+
+    operator = op.Operator("quant.test_in_place", "(Tensor(a!) x) -> ()", check=check)
+    try:
+        kernel = registry.ReferenceKernel(_add_one, 1)
+        backend = registry.ReferenceBackend()
+        backend.kernel = lambda name: kernel
+        with tk_core.use_backend(backend):
+            for enabled in (True, False):
+                x = torch.zeros(3)
+                before = x._version
+                with op.short_cut(enabled):
+                    operator(x)
+                assert x.tolist() == [1, 1, 1]
+                assert x._version > before
+    finally:
+        del op.OPERATORS["quant.test_in_place"]
+
+
+def test_gradient_partner_refuses_to_lose_gradients():
+    operator = op.Operator(
+        "quant.test_gradient",
+        "(Tensor x) -> Tensor",
+        check=lambda x: None,
+        outputs=lambda x: (TensorSpec(tuple(x.shape), x.dtype),),
+        gradient="tk_core.layers.thing",
+    )
+    try:
+        with pytest.raises(InvalidArgumentError, match=r"x requires grad.*use tk_core\.layers\.thing"):
+            operator(torch.zeros(2, requires_grad=True))
+    finally:
+        del op.OPERATORS["quant.test_gradient"]
+
+
+@pytest.mark.parametrize("bad", [None, 3, "x", [1.0]])
+def test_a_missing_tensor_is_an_error_not_a_crash(bad):
+    with pytest.raises((InvalidArgumentError, InvalidDtypeError), match="x must be a"):
+        per_token_cast(bad, "e4m3", 128)
