@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -88,3 +89,63 @@ def excludes(op: str, name: str, value: bool, other: str, other_value: bool) -> 
     """Require that two flags are not both set."""
     if value and other_value:
         invalid(op, name, f"not be combined with {other}", "both")
+
+
+def same_length(op: str, name: str, value: Sequence[Any], other: str, other_value: Sequence[Any]) -> None:
+    """Require as many elements as another list has."""
+    if len(value) != len(other_value):
+        invalid(op, name, f"have {len(other_value)} elements, as {other} has", len(value))
+
+
+def finite_at_least(op: str, name: str, value: float, low: float) -> None:
+    """Require a finite number of at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):
+        raise InvalidDtypeError(f"{op}: {name} must be a float, got {type(value).__name__}")
+    if not (math.isfinite(value) and value >= low):
+        invalid(op, name, f"be finite and at least {low}", value)
+
+
+def _concrete(t: Tensor) -> bool:
+    """Whether the tensor has an address to look at: not while compiling, not fake, not on meta."""
+    return not torch.compiler.is_compiling() and type(t) in (Tensor, torch.nn.Parameter) and t.device.type != "meta"
+
+
+def disjoint(op: str, name: str, t: Tensor, other_name: str, other: Tensor) -> None:
+    """Require that two tensors share no element."""
+    if _concrete(t) and _concrete(other) and _overlap(t, other):
+        invalid(op, name, f"not overlap {other_name}", "memory in common")
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two strided tensors may share memory: false only where it is certain that they do not."""
+    if not a.numel() or not b.numel():
+        return False
+    starts = [a.data_ptr(), b.data_ptr()]
+    dims = [
+        sorted(((d * t.element_size(), s) for s, d in zip(t.shape, t.stride()) if s > 1 and d), reverse=True)
+        for t in (a, b)
+    ]
+    return _ranges_meet(starts, dims, (a.element_size(), b.element_size()))
+
+
+def _ranges_meet(starts: list[int], dims: list[list[tuple[int, int]]], sizes: tuple[int, int]) -> bool:
+    """Compare address ranges; where the outermost strides agree, compare again within one period of that stride."""
+    ends = [x + sum(d * (s - 1) for d, s in dim) + size for x, dim, size in zip(starts, dims, sizes)]
+    if ends[0] <= starts[1] or ends[1] <= starts[0]:
+        return False
+    if not dims[0] or not dims[1] or dims[0][0][0] != dims[1][0][0]:
+        return True
+    period = dims[0][0][0]
+    inner = [dim[1:] for dim in dims]
+    shift = (starts[1] - starts[0]) % period
+    # The second range may lie after the first within a period, or before it as its next repetition.
+    return _ranges_meet([0, shift], inner, sizes) or _ranges_meet([period, shift], inner, sizes)
+
+
+def distinct_elements(op: str, name: str, t: Tensor) -> None:
+    """Require that no two indices of a tensor that is written share an element."""
+    reach = 1
+    for stride, size in sorted((d, s) for s, d in zip(t.shape, t.stride()) if s > 1):
+        if stride < reach:
+            invalid(op, name, "have no overlapping rows", f"shape {_shape(t)} with strides {tuple(t.stride())}")
+        reach += stride * (size - 1)

@@ -15,8 +15,8 @@ def cast_back_e5m6(x: QuantTensor | tuple[Tensor, Tensor], fmt: str, x_block_siz
     """Dequantize packed e5m6 codes: ``y = fp16(code << 4) * sf`` in fp32, rounded once more to nearest even for bf16.
 
     Args:
-        x: ``(data, sf)``. ``data``: ``(M, 3 K / 2)`` uint8 as :func:`per_token_cast_to_e5m6` writes it, ``K`` a multiple
-            of 8; ``stride(1) == 1``, any row stride. ``sf``: one scale for each block, in any layout of
+        x: ``(data, sf)``. ``data``: ``(M, 3 K / 2)`` uint8 as :func:`per_token_cast_to_e5m6` writes it, ``K`` a
+            multiple of 8; ``stride(1) == 1``, any row stride. ``sf``: one scale for each block, in any layout of
             docs/numerics.md, "Scale factors".
         fmt: ``"bf16"`` or ``"fp32"``.
         x_block_size: ``(rows, columns)`` of a block, each at least 1; edge blocks are partial.

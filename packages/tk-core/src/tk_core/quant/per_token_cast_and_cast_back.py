@@ -13,7 +13,7 @@ from .scales import check_flags, check_format, check_plain
 def per_token_cast_and_cast_back(
     x: Tensor, fmt: str, num_per_channels: int, round_sf: bool = False, use_e4m3_sf: bool = False
 ) -> None:
-    """Replace each element by the value that it has after quantization: ``x <- cast_back(per_token_cast(x))``, in place.
+    """Replace each element, in place, by its value after quantization: ``x <- cast_back(per_token_cast(x))``.
 
     Bit for bit the composition of the two operators in the dtype of ``x``, with groups of ``num_per_channels`` columns,
     the last of which may be shorter.
@@ -56,6 +56,8 @@ def _check(x: Tensor, fmt: str, num_per_channels: int, round_sf: bool, use_e4m3_
     check_flags(op, round_sf, False, use_e4m3_sf)
     check_format(op, fmt, check_plain(op, x))
     checks.at_least(op, "num_per_channels", num_per_channels, 1)
+    if x.shape[0] > 1 and x.stride(0) < x.shape[1]:
+        checks.invalid(op, "x", "have rows that do not overlap, since it is written", f"strides {tuple(x.stride())}")
 
 
 PER_TOKEN_CAST_AND_CAST_BACK = Operator(
