@@ -1,0 +1,35 @@
+"""DeepSeek's tile-kernels (2.1, or 1.0 in an environment of its own): same names and arguments as ours."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...backend import Layout
+from ...cases import Call
+
+NAME = "tile-kernels"
+
+
+def version() -> str:
+    """Version of tile-kernels."""
+    importlib.import_module("tile_kernels")
+    return importlib.metadata.version("tile-kernels")
+
+
+def bind(op: str, arguments: Call, layout: Layout, device: torch.device) -> Callable[[], Any] | None:
+    """The function of the same name, where it has one."""
+    family, _, name = op.partition(".")
+    try:
+        module = importlib.import_module(f"tile_kernels.{family}")
+    except ModuleNotFoundError:
+        return None
+    function = getattr(module, name, None)
+    if function is None:
+        return None
+    args, kwargs = arguments.args, arguments.kwargs
+    return lambda: function(*args, **kwargs)
