@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import os
 import shutil
@@ -12,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from . import cache
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """The architectures that every kernel is built for."""
@@ -24,15 +27,30 @@ class CompileError(RuntimeError):
 
 
 class Lowered(NamedTuple):
-    """A kernel as CUDA source, with the host module that launches it where one was asked for."""
+    """A kernel as CUDA source.
+
+    Attributes:
+        entry: name of the function that launches it.
+        source: CUDA source.
+        dynamic_shared: bytes of dynamic shared memory of each kernel in the source, by its name.
+        host: the host module, where one was asked for.
+    """
 
     entry: str
     source: str
+    dynamic_shared: dict[str, int]
     host: Any
 
 
+class Compiled(NamedTuple):
+    """A cubin, and what ptxas reported of its resources."""
+
+    cubin: bytes
+    log: str
+
+
 def nvcc_path() -> str | None:
-    """The nvcc that TileLang's toolkit search finds: CUDA_HOME, then PATH, then the pip package, then /usr/local/cuda."""
+    """The nvcc to compile with, found as TileLang does: CUDA_HOME, PATH, the pip package, /usr/local/cuda."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     candidates = [os.path.join(home, "bin", "nvcc")] if home else [shutil.which("nvcc"), _pip_nvcc(), _SYSTEM_NVCC]
     for path in candidates:
@@ -81,7 +99,7 @@ def lower(
     """Lower one key of a builder; with ``compile_device`` (CUDA source to cubin) also make the host module.
 
     Raises:
-        CompileError: TileLang or nvcc refused it.
+        CompileError: what ``compile_device`` raised. Errors of TileLang pass unchanged.
     """
     import tilelang
     from tilelang.transform.pass_config import normalize_pass_configs
@@ -98,7 +116,11 @@ def lower(
             enable_host_codegen=compile_device is not None,
             enable_device_compile=compile_device is not None,
         )
-    return Lowered(str(func.attrs["global_symbol"]), artifact.kernel_source, artifact.rt_mod)
+    shared = {}
+    for variable, kernel in artifact.device_mod.functions.items():
+        attributes = kernel.attrs or {}
+        shared[str(variable.name_hint)] = int(attributes.get("dyn_shared_memory_buf", 0) or 0)
+    return Lowered(str(func.attrs["global_symbol"]), artifact.kernel_source, shared, artifact.rt_mod)
 
 
 @contextlib.contextmanager
@@ -110,41 +132,73 @@ def _device_compiler(compile_device: Callable[[str], bytes] | None) -> Iterator[
     import tvm_ffi
 
     before = tvm_ffi.get_global_func(_COMPILE_HOOK)
+    failures: list[Exception] = []
 
     def hook(code: str, target: Any, pass_config: Any = None) -> bytearray:
-        return bytearray(compile_device(code))
+        try:
+            return bytearray(compile_device(code))
+        except Exception as error:
+            failures.append(error)
+            raise
 
     tvm_ffi.register_global_func(_COMPILE_HOOK, hook, override=True)
     try:
         yield
+    except Exception as error:
+        if failures:  # the original, not what the C++ frames made of it
+            raise failures[0] from None
+        raise error
     finally:
         tvm_ffi.register_global_func(_COMPILE_HOOK, before, override=True)
 
 
 def nvcc_flags(arch: str) -> list[str]:
     """The flags of every compilation; include paths are added where it runs. No fast math."""
-    return ["--cubin", "-O3", "-std=c++20", f"-arch={arch}"]
+    return ["--cubin", "-O3", "-std=c++20", f"-arch={arch}", "-Xptxas", "-v"]
 
 
-def compile_cuda(source: str, arch: str, extra: tuple[str, ...] = ()) -> tuple[bytes, str]:
-    """Compile CUDA source to a cubin.
+def toolkit() -> str | None:
+    """Version of the nvcc here, or None without one."""
+    path = nvcc_path()
+    return None if path is None else nvcc_version(path)
 
-    Returns:
-        The cubin and what nvcc printed.
+
+def compile_cuda(source: str, arch: str) -> Compiled:
+    """Compile CUDA source; equal sources are compiled once and kept in the cache.
 
     Raises:
         CompileError: nvcc is missing or refuses the source.
     """
+    version = toolkit()
+    if version is None:
+        raise CompileError("no nvcc found; install the CUDA toolkit, or tilelang[nvcc] from pip")
+    identity = {
+        **cache.environment(),
+        "builder": "object",
+        "arch": arch,
+        "flags": nvcc_flags(arch),
+        "source": hashlib.sha256(source.encode()).hexdigest(),
+    }
+    stem = cache.stem_of(identity)
+    found = cache.find(stem, identity, version, "cubin")
+    if found is not None:
+        return Compiled(found.payload, found.facts["log"])
+    compiled = _run_nvcc(source, arch)
+    cache.store(stem, version, compiled.cubin, {"identity": identity, "log": compiled.log}, "cubin")
+    return compiled
+
+
+def _run_nvcc(source: str, arch: str) -> Compiled:
     from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
-    nvcc = nvcc_path()
-    if nvcc is None:
-        raise CompileError("no nvcc found; install the CUDA toolkit, or tilelang[nvcc] from pip")
+    nvcc = str(nvcc_path())
+    host = os.environ.get("CXX")
     with tempfile.TemporaryDirectory(prefix="tk-nvcc-") as folder:
         (Path(folder) / "kernel.cu").write_text(source)
-        command = [nvcc, *nvcc_flags(arch), *extra, f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}"]
+        chosen = ["-ccbin", host] if host else []
+        includes = [f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}"]
         done = subprocess.run(
-            [*command, "-o", "kernel.cubin", "kernel.cu"],
+            [nvcc, *nvcc_flags(arch), *chosen, *includes, "-o", "kernel.cubin", "kernel.cu"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -152,7 +206,7 @@ def compile_cuda(source: str, arch: str, extra: tuple[str, ...] = ()) -> tuple[b
         )
         if done.returncode:
             raise CompileError(f"nvcc failed for {arch}:\n{done.stdout}\n--- source ---\n{source}")
-        return (Path(folder) / "kernel.cubin").read_bytes(), done.stdout
+        return Compiled((Path(folder) / "kernel.cubin").read_bytes(), done.stdout)
 
 
 def link(lowered: Lowered) -> bytes:

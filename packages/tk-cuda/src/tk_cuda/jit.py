@@ -18,13 +18,14 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from tk_core.backend import Refused
 
-from . import compiler, runtime
+from . import cache, compiler, runtime
 
 Launcher = Callable[..., None]
 Key = tuple[Any, ...]
@@ -108,10 +109,13 @@ class Builder:
     """
 
     def __init__(self, name: str, build: Callable[..., Any], pass_configs: dict[str, Any] | None = None) -> None:
+        if getattr(build, "__closure__", None):
+            raise TypeError(f"Builder {name!r}: build must be a function of a module, not one that captures variables")
         self.name = name
         self.build = build
         self.pass_configs = dict(pass_configs or {})
         self._launchers: dict[tuple[torch.device, Key], Launcher] = {}
+        self._absent: dict[tuple[torch.device, Key], str] = {}
 
     def __repr__(self) -> str:
         return f"Builder({self.name!r})"
@@ -135,18 +139,86 @@ class Builder:
             launcher = self._launchers.get((device, key))
             if launcher is not None:
                 return launcher
-            function = self.load(plain_key(key), arch_of(device))
+            if (device, key) in self._absent:
+                raise Refused(self._absent[device, key])
+            try:
+                function = self.load(plain_key(key), arch_of(device))
+            except Refused as refusal:
+                self._absent[device, key] = str(refusal)
+                raise
             if torch.cuda.device_count() > 1:
                 function = _on_device(function, device)
             self._launchers[device, key] = function
             return _first_call(function)
 
+    def identity(self, key: Key, arch: str) -> dict[str, Any]:
+        """Everything that decides the machine code of a plain key, except the CUDA toolkit."""
+        return {
+            **cache.environment(),
+            "builder": self.name,
+            "function": self.build.__qualname__,
+            "key": repr(key),
+            "arch": arch,
+            "source": self._source(),
+            "pass_configs": repr(sorted((str(k), v) for k, v in self.pass_configs.items())),
+            "flags": compiler.nvcc_flags(arch),
+        }
+
+    def _source(self) -> str:
+        return cache.source_digest(Path(self.build.__code__.co_filename))
+
     def load(self, key: Key, arch: str) -> Launcher:
-        """The raw function of a plain key for an architecture."""
+        """The raw function of a plain key for an architecture, from the disk cache or compiled.
+
+        Raises:
+            Refused: no cache holds it and there is no compiler here.
+            CompileError: it does not compile.
+        """
+        identity = self.identity(key, arch)
+        stem = cache.stem_of(identity)
+        return self._cached(stem, identity) or self._made(stem, identity, key, arch)
+
+    def build_entry(self, key: Key, arch: str) -> str:
+        """Make sure that the disk cache holds a plain key; says ``"cached"`` or ``"compiled"``. Needs no GPU."""
+        identity = self.identity(key, arch)
+        stem = cache.stem_of(identity)
+        with cache.locked(stem):
+            if cache.find(stem, identity, compiler.toolkit()) is not None:
+                return "cached"
+            if self._store(stem, identity, key, arch)[0] is None:
+                raise compiler.CompileError(f"the kernel cache {cache.own_folder()} cannot be written")
+        return "compiled"
+
+    def _cached(self, stem: str, identity: dict[str, Any]) -> Launcher | None:
+        found = cache.find(stem, identity, compiler.toolkit())
+        if found is None:
+            return None
+        try:
+            return runtime.load_file(found.path, found.facts["entry"])
+        except (OSError, RuntimeError, AttributeError) as error:
+            cache.discard(found.path, found.path.parent == cache.own_folder(), f"it does not load: {error}")
+            return None
+
+    def _made(self, stem: str, identity: dict[str, Any], key: Key, arch: str) -> Launcher:
+        if compiler.toolkit() is None:
+            raise Refused(
+                f"no compiled kernel of {self.name} for {arch} and key {key} is in the cache, and there is no nvcc to "
+                "compile it; install the CUDA toolkit, tilelang[nvcc], or tk-cuda-cubins of this version"
+            )
+        with cache.locked(stem):
+            launcher = self._cached(stem, identity)  # another process may have made it meanwhile
+            if launcher is not None:
+                return launcher
+            path, library, entry = self._store(stem, identity, key, arch)
+        return runtime.load_file(path, entry) if path is not None else runtime.load_bytes(library, entry)
+
+    def _store(self, stem: str, identity: dict[str, Any], key: Key, arch: str) -> tuple[Path | None, bytes, str]:
         lowered = compiler.lower(
-            self.build, key, arch, self.pass_configs, lambda source: compiler.compile_cuda(source, arch)[0]
+            self.build, key, arch, self.pass_configs, lambda source: compiler.compile_cuda(source, arch).cubin
         )
-        return runtime.load_bytes(compiler.link(lowered), lowered.entry)
+        library = compiler.link(lowered)
+        facts = {"identity": identity, "entry": lowered.entry}
+        return cache.store(stem, str(compiler.toolkit()), library, facts), library, lowered.entry
 
 
 def plain_key(key: Key) -> Key:
