@@ -68,6 +68,11 @@ def allocator(allocate: Callable[[TensorSpec, Tensor], Tensor]) -> Iterator[None
         _allocate = before
 
 
+def new_result(spec: TensorSpec, like: Tensor) -> Tensor:
+    """Allocate a result that an operator writes as an optional argument, where results of operators are allocated."""
+    return _allocate(spec, like)
+
+
 def _library(family: str) -> torch.library.Library:
     if family not in _libraries:
         _libraries[family] = torch.library.Library(f"tk_{family}", "DEF")
@@ -231,7 +236,9 @@ class Operator:
     def run(self, args: tuple[Any, ...], outs: Outs | None = None) -> Outs:
         """Check, allocate (or check ``outs``), launch on the backend that serves the device. Both paths end here."""
         like = self._like(args)
-        launch = _no_launch if like.is_meta else registry.launcher(self, like.device.type)
+        launch = (
+            registry.launcher(self, like.device.type) if not like.is_meta or registry.selects_meta() else _no_launch
+        )
         self.check(*args)
         specs = self.outputs(*args)
         if outs is None:

@@ -219,6 +219,12 @@ def layout(device_type: str) -> Layout:
 layout._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def selects_meta() -> bool:
+    """Whether a backend for meta tensors was chosen: one that records which kernels calls need."""
+    selection = _selection.get()
+    return selection is not None and any(b.device_type == "meta" for b in selection.backends or ())
+
+
 def kernel_of(backend: Backend, operator: Operator) -> tuple[Kernel | None, str]:
     """A backend's kernel of an operator, or None with the reason: unavailable, missing, stale or broken."""
     reason = backend.unavailable()

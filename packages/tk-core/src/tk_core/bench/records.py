@@ -42,9 +42,9 @@ def markdown(rows: Rows) -> str:
     first = rows[0]
     versions = ", ".join(f"{k} {first[k]}" for k in ("torch", "cuda", "tilelang") if first.get(k))
     how = (
-        f"Device copy {first['copy_gbps'] / 1e3:.2f} TB/s (read + written) in the same run. Device time is the median of "
-        "CUDA-graph replays over buffers that rotate past the L2 cache; cold time is a single launch with the L2 flushed; "
-        "host time is the enqueue of an eager call."
+        f"Device copy {first['copy_gbps'] / 1e3:.2f} TB/s (read + written) in the same run. Device time is the median "
+        "of CUDA-graph replays over buffers that rotate past the L2 cache; cold time is a single launch with the L2 "
+        "flushed; host time is the enqueue of an eager call."
         if first.get("cuda")
         else "These are times of the PyTorch reference on a CPU, not of kernels."
     )
