@@ -64,6 +64,8 @@ void write(void *to, const void *from, size_t bytes, const char *instruction, si
            const uint64_t *undefined = nullptr);
 // Marks an atomic update; false when it must be skipped.
 bool atomic(const void *address, size_t bytes, const char *instruction);
+// A copy that is part of a checked access.
+void peek(void *to, const void *from, size_t bytes);
 
 // `work` runs on `pipe` after everything that the pipe was given before. Names must be literals or live as long.
 void issue(pipe_t pipe, const char *instruction, std::function<void()> work);
