@@ -64,9 +64,10 @@ def per_channel_cast_fused(
     data, x_sf = split(op, x)
     if (x_sf is None) != (num_per_channels is None):
         checks.invalid(op, "num_per_channels", "be given exactly when x is quantized", num_per_channels)
-    if pos_to_token is not None and validates(pos_to_token) and pos_to_token.numel():
-        if int(pos_to_token.max()) >= data.shape[0]:
-            checks.invalid(op, "pos_to_token", f"be less than T = {data.shape[0]}", int(pos_to_token.max()))
+    if pos_to_token is not None and validates(pos_to_token):
+        past = pos_to_token[pos_to_token >= data.shape[0]]
+        if past.numel():
+            checks.invalid(op, "pos_to_token", f"be less than T = {data.shape[0]}", int(past[0]))
     return QuantTensor(
         *PER_CHANNEL_CAST_FUSED(
             data,
