@@ -169,7 +169,7 @@ def test_faults_are_named(model, tmp_path):
     with pytest.raises(InvalidArgumentError, match="already quantized"):
         Quantize(tmp_path / "q", tmp_path / "qq", "mxfp8", include=["*.weight"]).run(silent)
     (model / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(InvalidArgumentError, match="names model-00002-of-00002.safetensors, which is missing"):
+    with pytest.raises(InvalidArgumentError, match=r"names model-00002-of-00002\.safetensors, which is missing"):
         Quantize(model, tmp_path / "out", "mxfp8")
     assert not (tmp_path / "out").exists()
 

@@ -25,7 +25,10 @@ def bench(
         list[str] | None, typer.Argument(metavar="[OP…]", help="Operators or families; all of them.")
     ] = None,
     vs: Annotated[
-        str, typer.Option(help=f"Candidates to time beside tk, with commas: {', '.join(adapters.names())}.")
+        str,
+        typer.Option(
+            help=f"Candidates beside tk, with commas: {', '.join(adapters.names())}; NAME@FOLDER for a worker."
+        ),
     ] = "",
     backend: Annotated[str | None, typer.Option(help="Backend to time; default: the one of this machine.")] = None,
     match: Annotated[str, typer.Option(help="Only points whose name contains this.")] = "",

@@ -8,6 +8,7 @@ one whose format differs). Importing it must not import the library; ``version()
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ import torch
 
 from ...backend import Layout
 from ...cases import Call
+from ...conformance.engine import public_function
 from ...errors import InvalidArgumentError
 
 
@@ -45,3 +47,13 @@ def adapter(name: str) -> Adapter:
     if name not in names():
         raise InvalidArgumentError(f"no candidate is named {name!r}; there are {', '.join(names())}")
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")  # type: ignore[return-value]
+
+
+def only(op: str, arguments: Call, allowed: set[str]) -> dict[str, Any] | None:
+    """The arguments of a call by name, or None where one outside ``allowed`` differs from its default."""
+    signature = inspect.signature(public_function(op))
+    bound = signature.bind(*arguments.args, **arguments.kwargs)
+    for name, value in bound.arguments.items():
+        if name not in allowed and value is not signature.parameters[name].default:
+            return None
+    return dict(bound.arguments)
