@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import pathlib
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from .. import registry
 from ..backend import Backend
-from ..cases import Cases, Maker, Point, bytes_of, cases_of, tensors_in
+from ..cases import Call, Cases, Maker, Point, bytes_of, cases_of, tensors_in
 from ..conformance.compare import mismatches
 from ..conformance.engine import device_of, public_function
 from .adapters import Adapter, adapter
 from .timing import Clock, Spread, clock_of
+from .worker import Worker, WorkerError
 
 ROUNDS = 2
 """Each candidate is timed this often: once in the given order, once reversed."""
@@ -33,8 +35,8 @@ class Candidate:
 
     name: str
     version: str
-    calls: list[Callable[[], Any]]
-    checked: str
+    measure: Callable[[str], list[float]]
+    checked: str = ""
     device: list[float] = field(default_factory=list)
     cold: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
@@ -80,8 +82,21 @@ def _expected(op: str, cases: Cases, point: Point, backend: Backend) -> list[Ten
     arguments = point.make(Maker(device_of(backend), backend.layout))
     with registry.use_backend(registry.ReferenceBackend(backend.layout)):
         returned = public_function(op)(*arguments.args, **arguments.kwargs)
-    written = [arguments.kwargs.get(i) if isinstance(i, str) else arguments.args[i] for i in cases.inplace]
-    return [t.clone() for t in tensors_in(returned) + tensors_in(written)]
+    return [t.clone() for t in tensors_in(returned) + _written(cases, arguments)]
+
+
+def _written(cases: Cases, arguments: Call) -> list[Tensor]:
+    """What a call wrote into its arguments."""
+    return tensors_in([arguments.kwargs.get(i) if isinstance(i, str) else arguments.args[i] for i in cases.inplace])
+
+
+def _verdict(cases: Cases, expected: list[Tensor], got: list[Tensor]) -> str:
+    wrong = mismatches(expected, got, cases.tolerance)
+    return f"differs: {wrong[0]}"[:300] if wrong else "equal"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 class Bench:
@@ -89,7 +104,8 @@ class Bench:
 
     Args:
         backend: whose kernels ``tk`` stands for.
-        others: names of further candidates (``tk_core.bench.adapters``).
+        others: names of further candidates (``tk_core.bench.adapters``); ``NAME@FOLDER`` runs one in a process of its
+            own, with the library taken from a folder.
     """
 
     def __init__(self, backend: Backend, others: Iterable[str] = ()) -> None:
@@ -100,8 +116,13 @@ class Bench:
         self.copy_rate = self.clock.copy_rate()
         self.adapters: list[Adapter] = [adapter("tk")]
         self.missing: dict[str, str] = {}
-        for name in others:
+        self.workers: list[Worker] = []
+        for other in others:
+            name, _, site = other.partition("@")
             candidate = adapter(name)
+            if site:
+                self.workers.append(Worker(name, pathlib.Path(site), self.device))
+                continue
             try:
                 candidate.version()
             except ImportError as error:
@@ -119,47 +140,60 @@ class Bench:
         makers = [first, *(point.make(Maker(self.device, self.backend.layout, seed)) for seed in range(1, sets))]
         moved = cases.bytes_moved(first, expected) if cases.bytes_moved is not None else touched
         with registry.use_backend(self.backend):
-            candidates = [
-                c for a in self.adapters if (c := self._candidate(a, op, cases, makers, expected)) is not None
-            ]
+            candidates = [c for a in self.adapters if (c := self._here(a, op, cases, makers, expected)) is not None]
+            for worker in self.workers:
+                candidate = self._there(worker, op, cases, point, sets, expected)
+                candidates += [] if candidate is None else [candidate]
             for turn in range(ROUNDS):
                 for candidate in candidates if turn % 2 == 0 else reversed(candidates):
                     self._time(candidate)
         shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs]
         return [self._row(op, point, c, moved, shapes) for c in candidates]
 
-    def _candidate(
-        self, source: Adapter, op: str, cases: Cases, makers: list[Any], expected: list[Tensor]
+    def _here(
+        self, source: Adapter, op: str, cases: Cases, makers: list[Call], expected: list[Tensor]
     ) -> Candidate | None:
+        """A candidate of this process, checked at the first arguments; None where it has no such operator."""
         calls = []
         for arguments in makers:
             call = source.bind(op, arguments, self.backend.layout, self.device)
             if call is None:
                 return None
             calls.append(call)
-        candidate = Candidate(source.NAME, source.version(), calls, "")
+        candidate = Candidate(source.NAME, source.version(), lambda kind: getattr(self.clock, kind)(calls))
         try:
-            returned = calls[0]()
+            got = tensors_in(calls[0]()) + _written(cases, makers[0])
         except Exception as error:  # a candidate that cannot run this point is a row with its reason
-            candidate.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            return candidate
-        got = tensors_in(returned)
-        if cases.inplace:
-            written = [makers[0].kwargs.get(i) if isinstance(i, str) else makers[0].args[i] for i in cases.inplace]
-            got += tensors_in(written)
-        wrong = mismatches(expected, got, cases.tolerance)
-        candidate.checked = "equal" if not wrong else f"differs: {wrong[0]}"[:300]
+            candidate.error = _first_line(error)
+        else:
+            candidate.checked = _verdict(cases, expected, got)
+        return candidate
+
+    def _there(
+        self, worker: Worker, op: str, cases: Cases, point: Point, sets: int, expected: list[Tensor]
+    ) -> Candidate | None:
+        """A candidate in a process of its own."""
+        try:
+            candidate = Candidate(worker.NAME, worker.version(), worker.time)
+            if not worker.prepare(op, point.name, sets, self.backend.layout):
+                return None
+        except WorkerError as error:
+            return Candidate(worker.NAME, "", worker.time, error=str(error))
+        try:
+            candidate.checked = _verdict(cases, expected, [t.to(self.device) for t in worker.results()])
+        except WorkerError as error:
+            candidate.error = str(error)
         return candidate
 
     def _time(self, candidate: Candidate) -> None:
         if candidate.error is not None:
             return
         try:
-            candidate.device += self.clock.device(candidate.calls)
-            candidate.cold += self.clock.cold(candidate.calls)
-            candidate.host += self.clock.host(candidate.calls)
+            candidate.device += candidate.measure("device")
+            candidate.cold += candidate.measure("cold")
+            candidate.host += candidate.measure("host")
         except Exception as error:  # e.g. a candidate that cannot be captured
-            candidate.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            candidate.error = _first_line(error)
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
 

@@ -114,7 +114,7 @@ class _Server:
         if cases is None:
             return False
         chosen = next(p for p in cases.bench if p.name == point)
-        kind = Layout(*layout)
+        kind = Layout(ue8m0_per_word=layout[0], sf_align_bytes=layout[1])
         self.calls = []
         for seed in range(sets):
             arguments = chosen.make(Maker(self.device, kind, seed))

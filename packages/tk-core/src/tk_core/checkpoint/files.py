@@ -141,7 +141,7 @@ def write(path: pathlib.Path, specs: list[Spec], tensors: Iterable[Tensor], meta
         for spec, tensor in zip(specs, tensors, strict=True):
             if tensor.dtype != spec.dtype or tuple(tensor.shape) != spec.shape:
                 raise InvalidArgumentError(f"{spec.name}: expected {spec}, got {tensor.dtype}{tuple(tensor.shape)}")
-            file.write(memoryview(_bytes(tensor).numpy()))
+            file.write(_bytes(tensor).numpy().data)
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(path)

@@ -11,6 +11,7 @@ Nothing loads it by itself. Options::
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     backend = registry._by_name(config.getoption("--tk-backend"))
     wanted = config.getoption("--tk-op")
     names = [n for n in operators.OPERATORS if not wanted or n in wanted or n.partition(".")[0] in wanted]
-    rows, ids = [], []
+    rows: list[tuple[Any, ...]] = []
+    ids: list[str] = []
     for name in names:
         cases = cases_of(name)
         if cases is None:
