@@ -84,7 +84,7 @@ def runtime() -> ctypes.CDLL:
     """The runtime, loaded once; programs resolve their symbols in it."""
     library = cache_folder("emulator") / f"runtime-{_runtime_digest()}.so"
     if not library.exists():
-        _compile(library, [((_NATIVE / "runtime.cpp").read_text(), _OPTIMIZED)])
+        _compile(library, [(path.read_text(), _OPTIMIZED) for path in sorted(_NATIVE.glob("*.cpp"))])
     loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     loaded.emu_bind.restype = ctypes.c_void_p
     loaded.emu_report.restype = loaded.emu_note.restype = ctypes.c_char_p

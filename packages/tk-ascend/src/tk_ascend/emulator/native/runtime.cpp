@@ -178,7 +178,7 @@ struct Core {
   std::deque<Clock> flags[pipe_count][pipe_count][event_count];
   std::deque<Clock> arrivals[2][flag_count]; // of the block: scopes block and intra
   std::vector<uint64_t> waits = std::vector<uint64_t>(2 * flag_count), arrived = std::vector<uint64_t>(2 * flag_count);
-  Lock locks[flag_count];
+  Lock locks[flag_count + 2];
   Context context;
   uint8_t *stack = nullptr;
   State state = State::ready;
@@ -413,6 +413,13 @@ Region *access(const void *address, size_t bytes, Kind kind, const char *instruc
   return region;
 }
 
+Core *sibling(bool cube, int sub) {
+  for (size_t i = 0; i < core_count; ++i) {
+    if (cores[i].block == core->block && cores[i].cube == cube && cores[i].sub_block == sub) return &cores[i];
+  }
+  return nullptr;
+}
+
 bool undefined_at(const Region &region, size_t i) {
   return settings.mode != fast && region.core >= 0 && (region.cells[i].write_epoch == 0 || region.cells[i].undefined);
 }
@@ -476,7 +483,13 @@ bool atomic(const void *address, size_t bytes, const char *instruction) {
 void peek(void *to, const void *from, size_t bytes) { std::memcpy(to, from, bytes); }
 
 uint8_t *touch(Memory memory, uint64_t offset, size_t bytes, bool writes, const char *instruction) {
-  Region &region = core->memory[static_cast<int>(memory)];
+  // L1 belongs to the cube core, and its vector cores write to it.
+  Core *owner = memory == Memory::l1 && !core->cube ? sibling(true, 0) : core;
+  if (!owner) {
+    report(instruction, "this kernel has no cube core, whose L1 it could use");
+    return nullptr;
+  }
+  Region &region = owner->memory[static_cast<int>(memory)];
   size_t found = 0;
   uint8_t *address = region.base + offset;
   if (offset >= slot_bytes) {
@@ -489,7 +502,8 @@ uint8_t *touch(Memory memory, uint64_t offset, size_t bytes, bool writes, const 
 
 uint8_t *ub() { return core->memory[0].base; }
 uint8_t *vector_ub(int sub_block) {
-  return cores[static_cast<size_t>((core->block - first_block) * cores_per_block + 1 + sub_block)].memory[0].base;
+  Core *vector = sibling(false, sub_block);
+  return vector ? vector->memory[0].base : nullptr;
 }
 bool is_cube_core() { return core->cube; }
 int sub_block() { return core->sub_block; }
@@ -626,13 +640,6 @@ bool valid_flag(const char *instruction, int flag) {
   if (flag >= 0 && flag < flag_count) return true;
   fail(instruction, "flag %d; there are flags 0 to %d", flag, flag_count - 1);
   return false;
-}
-
-Core *sibling(bool cube, int sub) {
-  for (size_t i = 0; i < core_count; ++i) {
-    if (cores[i].block == core->block && cores[i].cube == cube && cores[i].sub_block == sub) return &cores[i];
-  }
-  return nullptr;
 }
 
 // Rounds of barriers between cores of one kind: all blocks, or the vector cores of one.
@@ -782,13 +789,10 @@ void await(Scope scope, pipe_t p, int flag) {
   if (p == PIPE_S) drain_scalar();
 }
 
+namespace {
+
 // A lock waits for the unlocks of its buffer that were issued before it.
-void lock(pipe_t p, int buffer, asc_lock_mode mode) {
-  if (!valid_flag("asc_lock", buffer)) return;
-  if (mode != ASC_LOCK_BLOCK) {
-    fail("asc_lock", "mode ASC_LOCK_NON_BLOCK is not emulated");
-    return;
-  }
+void enqueue_lock(pipe_t p, int buffer) {
   uint64_t needed = core->locks[buffer].issued;
   auto attempt = [=] {
     Lock &state = core->locks[buffer];
@@ -798,8 +802,7 @@ void lock(pipe_t p, int buffer, asc_lock_mode mode) {
   };
   enqueue(p, {attempt, "asc_lock", false, p, p, buffer});
 }
-void unlock(pipe_t p, int buffer, asc_lock_mode) {
-  if (!valid_flag("asc_unlock", buffer)) return;
+void enqueue_unlock(pipe_t p, int buffer) {
   ++core->locks[buffer].issued;
   auto attempt = [=] {
     Lock &state = core->locks[buffer];
@@ -813,6 +816,22 @@ void unlock(pipe_t p, int buffer, asc_lock_mode) {
   };
   enqueue(p, {attempt, "asc_unlock", false, p, p, buffer});
 }
+
+} // namespace
+
+void lock(pipe_t p, int buffer, asc_lock_mode mode) {
+  if (!valid_flag("asc_lock", buffer)) return;
+  if (mode != ASC_LOCK_BLOCK) {
+    fail("asc_lock", "mode ASC_LOCK_NON_BLOCK is not emulated");
+    return;
+  }
+  enqueue_lock(p, buffer);
+}
+void unlock(pipe_t p, int buffer, asc_lock_mode) {
+  if (valid_flag("asc_unlock", buffer)) enqueue_unlock(p, buffer);
+}
+void lock_unit(pipe_t p) { enqueue_lock(p, flag_count + (p == PIPE_M)); }
+void unlock_unit(pipe_t p) { enqueue_unlock(p, flag_count + (p == PIPE_FIX)); }
 
 // ---- SIMT threads --------------------------------------------------------------------------------------------------
 
