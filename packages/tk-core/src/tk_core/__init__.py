@@ -19,7 +19,7 @@ from .registry import use_backend
 
 backends.load()
 
-from . import moe, quant  # noqa: E402  (operators may be called as soon as they exist, so backends come first)
+from . import config, moe, quant, rand, transform  # noqa: E402  (operators may be called as soon as they exist, so backends come first)
 
 __all__ = [
     "AmbiguousBackendError",
@@ -29,8 +29,11 @@ __all__ = [
     "TkError",
     "UnsupportedError",
     "backends",
+    "config",
     "moe",
     "quant",
+    "rand",
+    "transform",
     "use_backend",
 ]
 __version__ = "2.0.0.dev0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -149,3 +150,12 @@ def distinct_elements(op: str, name: str, t: Tensor) -> None:
         if stride < reach:
             invalid(op, name, "have no overlapping rows", f"shape {_shape(t)} with strides {tuple(t.stride())}")
         reach += stride * (size - 1)
+
+
+def values_within(op: str, name: str, index: Tensor, low: int, high: int) -> None:
+    """With ``TK_VALIDATE=1``, require ``low <= value < high`` of all elements. Reads them back, so not by default."""
+    if os.environ.get("TK_VALIDATE") != "1" or not _concrete(index) or not index.numel():
+        return
+    smallest, largest = int(index.min()), int(index.max())
+    if smallest < low or largest >= high:
+        invalid(op, name, f"lie in [{low}, {high})", f"values from {smallest} to {largest}")

@@ -64,12 +64,21 @@ class TensorSpec(NamedTuple):
         dtype: element type.
         stride: strides in elements; None means contiguous.
         storage: elements of the storage when it is larger than shape and stride need (padding that is written, too).
+        row_strided: a caller's buffer may have any leading strides, as long as the last is 1 and rows do not overlap.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     stride: tuple[int, ...] | None = None
     storage: int | None = None
+    row_strided: bool = False
+
+    def batched(self, batch: int) -> TensorSpec:
+        """As many of this matrix, one after the other."""
+        if self.stride is None:
+            return self._replace(shape=(batch, *self.shape))
+        storage = self.storage if self.storage is not None else self.shape[0] * self.shape[1]
+        return self._replace(shape=(batch, *self.shape), stride=(storage, *self.stride), storage=batch * storage)
 
     def empty(self, like: Tensor) -> Tensor:
         """Allocate it on the device of ``like``."""
@@ -127,9 +136,9 @@ def scale_spec(
 
 
 def whole_storage(t: Tensor) -> Tensor:
-    """A column-major result seen with its padding: ``(columns, padded rows)``, contiguous."""
-    ld = t.stride(1)
-    return t.as_strided((t.shape[1], ld), (ld, 1))
+    """A column-major result seen with its padding: ``(..., columns, padded rows)``, contiguous."""
+    ld = t.stride(-1)
+    return t.as_strided((*t.shape[:-2], t.shape[-1], ld), (*t.stride()[:-2], ld, 1))
 
 
 def is_column_major(sf: Tensor) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import registry
+from . import checks, registry
 from .errors import DefinitionError, InvalidArgumentError, InvalidDtypeError
 from .formats import TensorSpec
 
@@ -303,6 +303,9 @@ class Operator:
                     raise InvalidArgumentError(
                         f"{self.name}: {name} must have room for {spec.storage} elements (padding included), got {room}"
                     )
+            elif spec.row_strided:
+                checks.last_stride_1(self.name, name, out)
+                checks.distinct_elements(self.name, name, out)
             elif not out.is_contiguous():
                 raise InvalidArgumentError(f"{self.name}: {name} must be contiguous, got strides {tuple(out.stride())}")
 

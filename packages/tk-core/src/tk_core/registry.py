@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .backend import CONTRACT, Backend, Kernel, Layout, Refused, locate
 from .errors import AmbiguousBackendError, NoBackendError, UnsupportedError
+from .formats import whole_storage
 
 if TYPE_CHECKING:
     from .op import Operator
@@ -63,12 +64,12 @@ class ReferenceKernel:
             if isinstance(results, Tensor):
                 results = (results,)
             for out, result in zip(outs, results or (), strict=True):
-                if out.stride() != result.stride() and out.dim() == 2 and out.stride(0) == 1:
+                if out.dim() >= 2 and out.stride(-2) == 1 and out.stride() != result.stride():
                     # A column-major result owns its padding, which holds zeros.
                     room = out.untyped_storage().nbytes() // out.element_size() - out.storage_offset()
-                    ld = out.stride(1)
-                    if ld * out.shape[1] <= room:
-                        out.as_strided((out.shape[1], ld), (ld, 1)).view(torch.uint8).zero_()
+                    columns = whole_storage(out)
+                    if columns.numel() <= room:
+                        columns.view(torch.uint8).zero_()
                 out.copy_(result)
 
 

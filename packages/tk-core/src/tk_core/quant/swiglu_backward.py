@@ -151,8 +151,8 @@ def swiglu_backward_and_per_token_cast(
         A tuple of those that exist, in this order. ``x_grad``: ``(T, 2H)`` bfloat16. ``(q, sf)``: ``(T, 2H)``
         float8_e4m3fn and ``(T, 2H / num_per_channels)`` scales, float32 row-major or as the flags select; padding is
         zero. ``weight_grad``: float32, like ``topk_weights``; only with ``topk_weights``. ``act_out``: ``(T, H)``
-        bfloat16; only with ``do_recompute``. All but column-major scales are contiguous. Rows that are not valid are not
-        read; +0 is written for them, as code, as scale and as byte of a packed scale.
+        bfloat16; only with ``do_recompute``. All but column-major scales are contiguous. Rows that are not valid are
+        not read; +0 is written for them, as code, as scale and as byte of a packed scale.
 
     Raises:
         InvalidArgumentError: a shape, stride or combination outside the above, or ``clamp_value <= 0``.

@@ -37,13 +37,14 @@ def swiglu_forward(
         l' = min(l, c);  r' = min(max(r, -c), c)        # only with clamp_value = c; NaN stays NaN
         v  = ((l' / (1 + exp(-l'))) * r') * w           # IEEE division; * w only with topk_weights
 
-    The weight of row ``p`` is ``w = topk_weights[p]``, or ``topk_weights.flatten()[pos_to_token_topk[p]]`` (0 where that
-    index is negative or out of range), times ``routed_scaling_factor`` (rounded once) where that is given. Give the
-    factor here or to the gate, not to both: it would apply twice. float64 input is computed in float64.
+    The weight of row ``p`` is ``w = topk_weights[p]``, or ``topk_weights.flatten()[pos_to_token_topk[p]]`` (0 where
+    that index is negative or out of range; past the end raises with ``TK_VALIDATE=1``), times ``routed_scaling_factor``
+    (rounded once) where that is given. Give the factor here or to the gate, not to both: it would apply twice. float64
+    input is computed in float64.
 
     A row is valid if ``start[e] <= p < psum[e]`` for some expert, where ``start[0] = 0`` and ``start[e]`` is
-    ``psum[e - 1]`` rounded up to ``config.get_token_alignment()`` (a ``psum[e]`` below ``start[e]`` is an expert without
-    rows); or if ``pos_to_expert[p] >= 0``; without either, every row is. Rows that are not valid are not read.
+    ``psum[e - 1]`` rounded up to ``config.get_token_alignment()`` (a ``psum[e]`` below ``start[e]`` is an expert
+    without rows); or if ``pos_to_expert[p] >= 0``; without either, every row is. Rows that are not valid are not read.
 
     Args:
         x: ``(T, 2H)`` bfloat16, float32 or float64, ``T >= 0``, ``H >= 1``; ``stride(1) == 1``, any row stride.
@@ -108,8 +109,8 @@ def swiglu_forward_and_per_token_cast(
     """Apply SwiGLU as ``swiglu_forward`` does, and quantize each row in groups of consecutive channels.
 
     The fp32 result ``v`` of ``swiglu_forward`` is quantized as ``per_token_cast`` quantizes it, without a rounding to
-    bf16 in between: for each group ``a = max(max(|v|), clamp)``, ``sf = a / 448`` and ``q = to_e4m3(v * (448 / a))``, or
-    ``sf = 2**ceil(log2(a / 448))`` and ``q = to_e4m3(v / sf)`` with ``round_sf``.
+    bf16 in between: for each group ``a = max(max(|v|), clamp)``, ``sf = a / 448`` and ``q = to_e4m3(v * (448 / a))``,
+    or ``sf = 2**ceil(log2(a / 448))`` and ``q = to_e4m3(v / sf)`` with ``round_sf``.
 
     Args:
         x: ``(T, 2H)`` bfloat16 or float32, as for ``swiglu_forward``.

@@ -79,6 +79,7 @@ def check_rows(
         checks.shape(op, "topk_weights", topk_weights, (rows,), "(T,); (num_tokens, num_topk) needs pos_to_token_topk")
     else:
         checks.rank(op, "topk_weights", topk_weights, "(num_tokens, num_topk)")
+        checks.values_within(op, "pos_to_token_topk", pos_to_token_topk, -1, topk_weights.numel())
     checks.contiguous(op, "topk_weights", topk_weights)
 
 

@@ -1,0 +1,124 @@
+"""The state of the random numbers: seed and offset, on the device that draws them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..errors import InvalidDtypeError
+
+_WRAP = 1 << 64
+
+_seed: int | None = None
+_defaults: dict[torch.device, Generator] = {}
+
+
+class Generator:
+    """A stream of random numbers: a seed, and an offset that counts blocks of four 32-bit words already used.
+
+    Drawing advances the offset on the device, so a call that is replayed from a CUDA graph or compiled draws new
+    numbers each time. Two generators with equal seed and offset draw the same numbers on any device.
+
+    Args:
+        device: where the state lives, and where numbers are drawn.
+        seed: any int, taken modulo 2**64; None takes ``torch.initial_seed()``.
+
+    Attributes:
+        state: ``(2,)`` int64 ``(seed, offset)``; both are unsigned 64-bit numbers in two's complement.
+
+    >>> g = Generator(seed=42)
+    >>> g.initial_seed(), g.offset()
+    (42, 0)
+    """
+
+    def __init__(self, device: str | torch.device = "cpu", seed: int | None = None) -> None:
+        self.state = torch.zeros(2, dtype=torch.int64, device=device)
+        self.manual_seed(torch.initial_seed() if seed is None else seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state lives."""
+        return self.state.device
+
+    def manual_seed(self, seed: int, offset: int = 0) -> Generator:
+        """Start again from a seed, and from an offset in blocks of four words. Returns the generator itself."""
+        for name, value in (("seed", seed), ("offset", offset)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidDtypeError(f"rand.Generator: {name} must be an int, got {type(value).__name__}")
+        self.state.copy_(torch.tensor([_signed(seed), _signed(offset)]))
+        return self
+
+    def initial_seed(self) -> int:
+        """The seed, in [0, 2**64). Reads the state back, which synchronizes."""
+        return int(self.state[0]) % _WRAP
+
+    def offset(self) -> int:
+        """Blocks of four words used so far. Reads the state back, which synchronizes."""
+        return int(self.state[1]) % _WRAP
+
+    def get_state(self) -> Tensor:
+        """A copy of the state."""
+        return self.state.clone()
+
+    def set_state(self, state: Tensor) -> None:
+        """Continue from a state that ``get_state`` returned, on any device.
+
+        Raises:
+            InvalidArgumentError, InvalidDtypeError: not two int64 numbers.
+        """
+        checks.is_tensor("rand.Generator", "state", state)
+        checks.dtype("rand.Generator", "state", state, (torch.int64,))
+        checks.shape("rand.Generator", "state", state, (2,), "(seed, offset)")
+        self.state.copy_(state)
+
+
+def _signed(value: int) -> int:
+    """An unsigned 64-bit number as the int64 with the same bits."""
+    value %= _WRAP
+    return value - _WRAP if value >= _WRAP >> 1 else value
+
+
+def set_seed(seed: int) -> None:
+    """Start the default generator of every device again from a seed; their offsets become 0.
+
+    Until it is called they start from ``torch.initial_seed()``. PyTorch's own generators are not touched.
+
+    Args:
+        seed: any int, taken modulo 2**64.
+
+    Raises:
+        InvalidDtypeError: not an int.
+    """
+    global _seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InvalidDtypeError(f"rand.set_seed: seed must be an int, got {type(seed).__name__}")
+    _seed = seed
+    for generator in _defaults.values():
+        generator.manual_seed(seed)
+
+
+def default_state(device: str) -> Tensor:
+    """State of the default generator of a device such as ``"cuda:0"``."""
+    where = torch.empty(0, device=device).device
+    if where not in _defaults:
+        _defaults[where] = Generator(where, _seed)
+    return _defaults[where].state
+
+
+# As torch.compiler.assume_constant_result, without importing Dynamo: a compiled graph holds on to the state tensor
+# itself, which set_seed changes in place.
+default_state._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def state_for(op: str, device: str | torch.device | None, generator: Generator | None) -> Tensor:
+    """The state to draw from: the given generator's, else the default one of the device."""
+    if generator is None:
+        return default_state(str(torch.get_default_device() if device is None else torch.device(device)))
+    if not isinstance(generator, Generator):
+        raise InvalidDtypeError(f"{op}: generator must be a tk_core.rand.Generator, got {type(generator).__name__}")
+    if device is not None:
+        wanted, has = torch.device(device), generator.state.device
+        if wanted.type != has.type or wanted.index not in (None, has.index):
+            checks.invalid(op, "device", f"be the device of generator ({has})", device)
+    return generator.state
