@@ -48,7 +48,7 @@ def _encode_e2m1(v: Tensor) -> Tensor:
     code = (a > 0.25).to(torch.uint8)
     for reached in (a >= 0.75, a > 1.25, a >= 1.75, a > 2.5, a >= 3.5, a > 5.0):
         code += reached
-    return torch.where(v.isnan(), 7, code + v.signbit() * 8)
+    return (code | v.signbit().to(torch.uint8) << 3).masked_fill(v.isnan(), 7)
 
 
 def _pack_e2m1(codes: Tensor) -> Tensor:
@@ -133,8 +133,8 @@ def random_bits(v: Tensor) -> tuple[Tensor, Tensor]:
 def encode_stochastic(v: Tensor, fmt: str) -> Tensor:
     """Round fp32 values ``(M, K)`` stochastically to e4m3 or e2m1, saturated; returns stored data.
 
-    Between neighbouring magnitudes ``L`` and ``U`` the result is ``U`` if ``r < floor(2**32 (|v| - L) / (U - L))``, with
-    ``r = rotl32(r0, 8 i)`` for element ``i`` of a quad.
+    Between neighbouring magnitudes ``L`` and ``U`` the result is ``U`` if ``r < floor(2**32 (|v| - L) / (U - L))``,
+    with ``r = rotl32(r0, 8 i)`` for element ``i`` of a quad.
     """
     mantissa, smallest, largest = _LAYOUT[fmt]
     r0 = random_bits(v)[0]
@@ -146,9 +146,10 @@ def encode_stochastic(v: Tensor, fmt: str) -> Tensor:
     lower = steps.floor()
     up = r < ((steps - lower) * 2.0**32).long()
     codes = ((exponent - smallest << mantissa) + lower.int() + up).clamp(max=largest).to(torch.uint8)
+    sign = v.signbit().to(torch.uint8)
     if fmt == "e2m1":
-        return _pack_e2m1(torch.where(v.isnan(), 7, codes + v.signbit() * 8))
-    return torch.where(v.isnan(), _E4M3_NAN, codes + v.signbit() * 0x80).view(torch.float8_e4m3fn)
+        return _pack_e2m1((codes | sign << 3).masked_fill(v.isnan(), 7))
+    return (codes | sign << 7).masked_fill(v.isnan(), _E4M3_NAN).view(torch.float8_e4m3fn)
 
 
 def round_stochastic_bf16(v: Tensor) -> Tensor:
