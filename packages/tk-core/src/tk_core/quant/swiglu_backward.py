@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks, config
+from .. import checks
 from ..errors import InvalidDtypeError
 from ..formats import TensorSpec, scale_spec
 from ..op import Operator, new_result
@@ -16,6 +16,7 @@ from .amax_clamp import get_amax_clamp_for_quant
 from .scales import QuantTensor, check_flags
 from .swiglu_rows import (
     PLAIN_FORMATS,
+    alignment_of,
     check_clamp,
     check_columns,
     check_fmt,
@@ -38,6 +39,7 @@ def swiglu_backward(
     *,
     pos_to_token_topk: Tensor | None = None,
     pos_to_expert: Tensor | None = None,
+    token_alignment: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Compute the gradient of ``swiglu_forward`` for its input and its weights, and on request its result again.
 
@@ -59,7 +61,7 @@ def swiglu_backward(
         act_x_grad: ``(T, H)`` or ``(B, S, H)``, dtype of ``x``; strides likewise.
         fmt: dtype of the results: ``"bf16"`` or ``"fp32"``; ``"fp64"`` for float64 ``x``.
         psum_num_tokens_per_expert: as for ``swiglu_forward``, and so are ``topk_weights``, ``routed_scaling_factor``,
-            ``clamp_value``, ``pos_to_token_topk`` and ``pos_to_expert``.
+            ``clamp_value``, ``pos_to_token_topk``, ``pos_to_expert`` and ``token_alignment``.
         do_recompute: also return the weighted result of the forward pass.
 
     Returns:
@@ -104,7 +106,7 @@ def swiglu_backward(
         clamp_value,
         weight_grad,
         act_out,
-        config.get_token_alignment(),
+        alignment_of(token_alignment),
     )
     return (x_grad, *(t for t in (weight_grad, act_out) if t is not None))
 
@@ -125,6 +127,7 @@ def swiglu_backward_and_per_token_cast(
     *,
     pos_to_token_topk: Tensor | None = None,
     pos_to_expert: Tensor | None = None,
+    token_alignment: int | None = None,
 ) -> tuple[Tensor | QuantTensor, ...]:
     """Compute the gradient of SwiGLU from a quantized saved input, in bf16 and quantized.
 
@@ -141,7 +144,7 @@ def swiglu_backward_and_per_token_cast(
         fmt: ``"e4m3"``.
         num_per_channels: columns per scale, of ``x`` and of the result; at least 1, divides ``H``.
         psum_num_tokens_per_expert: as for ``swiglu_forward``, and so are ``topk_weights``, ``routed_scaling_factor``,
-            ``clamp_value``, ``pos_to_token_topk`` and ``pos_to_expert``.
+            ``clamp_value``, ``pos_to_token_topk``, ``pos_to_expert`` and ``token_alignment``.
         use_tma_aligned_col_major_sf: scales of the result column-major, columns padded as TMA needs.
         round_sf: round scales of the result up to powers of two. Required by ``use_packed_ue8m0``.
         use_packed_ue8m0: scales of the result as UE8M0 bytes packed in words along the columns.
@@ -195,7 +198,7 @@ def swiglu_backward_and_per_token_cast(
         clamp_value,
         weight_grad,
         act_out,
-        config.get_token_alignment(),
+        alignment_of(token_alignment),
         get_amax_clamp_for_quant("e4m3", False),
         device.ue8m0_per_word,
         device.sf_align_bytes,

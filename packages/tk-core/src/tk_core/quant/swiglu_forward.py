@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks, config
+from .. import checks
 from ..formats import TensorSpec, ceil_div, scale_spec
 from ..op import Operator
 from ..registry import layout
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import QuantTensor, check_flags
-from .swiglu_rows import PLAIN_FORMATS, check_clamp, check_fmt, check_gate_up, check_rows, compute_dtype
+from .swiglu_rows import PLAIN_FORMATS, alignment_of, check_clamp, check_fmt, check_gate_up, check_rows, compute_dtype
 
 _GRADIENT = "tk_core.layers.swiglu"
 
@@ -29,6 +29,7 @@ def swiglu_forward(
     *,
     pos_to_token_topk: Tensor | None = None,
     pos_to_expert: Tensor | None = None,
+    token_alignment: int | None = None,
 ) -> Tensor:
     """Apply SwiGLU to rows of gate columns followed by up columns, and weight each row.
 
@@ -43,7 +44,7 @@ def swiglu_forward(
     input is computed in float64.
 
     A row is valid if ``start[e] <= p < psum[e]`` for some expert, where ``start[0] = 0`` and ``start[e]`` is
-    ``psum[e - 1]`` rounded up to ``config.get_token_alignment()`` (a ``psum[e]`` below ``start[e]`` is an expert
+    ``psum[e - 1]`` rounded up to ``token_alignment`` (a ``psum[e]`` below ``start[e]`` is an expert
     without rows); or if ``pos_to_expert[p] >= 0``; without either, every row is. Rows that are not valid are not read.
 
     Args:
@@ -58,6 +59,7 @@ def swiglu_forward(
             ``r > c``, ``r < -c`` and of results, over valid rows; NaN is never counted.
         pos_to_token_topk: ``(T,)`` int32, contiguous: flat index in two-dimensional ``topk_weights``.
         pos_to_expert: ``(T,)`` int32, contiguous; excludes ``psum_num_tokens_per_expert``.
+        token_alignment: at least 1; None takes ``config.get_token_alignment()``.
 
     Returns:
         ``(T, H)`` in the dtype of ``fmt``, contiguous. Rows that are not valid are unspecified.
@@ -85,7 +87,7 @@ def swiglu_forward(
         routed_scaling_factor,
         clamp_value,
         clamped_count,
-        config.get_token_alignment(),
+        alignment_of(token_alignment),
     )
 
 
@@ -104,6 +106,7 @@ def swiglu_forward_and_per_token_cast(
     *,
     pos_to_token_topk: Tensor | None = None,
     pos_to_expert: Tensor | None = None,
+    token_alignment: int | None = None,
     sf_clamp_min: float | None = None,
 ) -> QuantTensor:
     """Apply SwiGLU as ``swiglu_forward`` does, and quantize each row in groups of consecutive channels.
@@ -161,7 +164,7 @@ def swiglu_forward_and_per_token_cast(
             use_packed_ue8m0,
             clamp_value,
             clamped_count,
-            config.get_token_alignment(),
+            alignment_of(token_alignment),
             get_amax_clamp_for_quant("e4m3", False) if sf_clamp_min is None else sf_clamp_min,
             device.ue8m0_per_word,
             device.sf_align_bytes,

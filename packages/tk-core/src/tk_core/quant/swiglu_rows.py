@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import checks, config
 from ..errors import InvalidDtypeError
 
 ROW_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -15,6 +15,11 @@ PLAIN_FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.fl
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the arithmetic: float64 for float64 input, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def alignment_of(token_alignment: int | None) -> int:
+    """The alignment of the rows of an expert: the given one, else the configured one."""
+    return config.get_token_alignment() if token_alignment is None else token_alignment
 
 
 def check_fmt(op: str, fmt: str, x: Tensor) -> None:

@@ -111,14 +111,17 @@ def default_state(device: str) -> Tensor:
 default_state._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def state_for(op: str, device: str | torch.device | None, generator: Generator | None) -> Tensor:
+def state_for(op: str, device: str | torch.device | None, generator: Generator | Tensor | None) -> Tensor:
     """The state to draw from: the given generator's, else the default one of the device."""
     if generator is None:
         return default_state(str(torch.get_default_device() if device is None else torch.device(device)))
-    if not isinstance(generator, Generator):
-        raise InvalidDtypeError(f"{op}: generator must be a tk_core.rand.Generator, got {type(generator).__name__}")
+    state = generator.state if isinstance(generator, Generator) else generator
+    if not isinstance(state, Tensor):
+        raise InvalidDtypeError(
+            f"{op}: generator must be a tk_core.rand.Generator or its state, got {type(generator).__name__}"
+        )
     if device is not None:
-        wanted, has = torch.device(device), generator.state.device
+        wanted, has = torch.device(device), state.device
         if wanted.type != has.type or wanted.index not in (None, has.index):
             checks.invalid(op, "device", f"be the device of generator ({has})", device)
-    return generator.state
+    return state

@@ -17,7 +17,7 @@ def rand(
     *size: int | tuple[int, ...],
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
-    generator: Generator | None = None,
+    generator: Generator | Tensor | None = None,
 ) -> Tensor:
     """Draw uniform numbers in [0, 1), the same bits on every device.
 
@@ -29,7 +29,8 @@ def rand(
         size: sizes, as ints or as one tuple; none gives a tensor without dimensions.
         dtype: bfloat16 or float32; None takes ``torch.get_default_dtype()``.
         device: where to draw; None takes that of ``generator``, else ``torch.get_default_device()``.
-        generator: where the numbers come from; None takes the default generator of the device (``set_seed``).
+        generator: where the numbers come from, a ``Generator`` or the ``state`` of one; None takes the default
+            generator of the device (``set_seed``).
 
     Returns:
         A contiguous tensor of that size.

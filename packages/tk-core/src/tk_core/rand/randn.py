@@ -22,7 +22,7 @@ def randn(
     *size: int | tuple[int, ...],
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
-    generator: Generator | None = None,
+    generator: Generator | Tensor | None = None,
 ) -> Tensor:
     """Draw standard normal numbers, the same bits on every device.
 
@@ -35,7 +35,8 @@ def randn(
         size: sizes, as ints or as one tuple; none gives a tensor without dimensions.
         dtype: bfloat16 or float32; None takes ``torch.get_default_dtype()``.
         device: where to draw; None takes that of ``generator``, else ``torch.get_default_device()``.
-        generator: where the numbers come from; None takes the default generator of the device (``set_seed``).
+        generator: where the numbers come from, a ``Generator`` or the ``state`` of one; None takes the default
+            generator of the device (``set_seed``).
 
     Returns:
         A contiguous tensor of that size; ``|z| < 5.78``.
@@ -58,7 +59,7 @@ def randn(
     return RANDN(state, size_of("rand.randn", size), draw_format("rand.randn", dtype))
 
 
-def randn_like(input: Tensor, generator: Generator | None = None) -> Tensor:
+def randn_like(input: Tensor, generator: Generator | Tensor | None = None) -> Tensor:
     """Draw standard normal numbers in the shape, dtype and device of a tensor, as ``randn`` does.
 
     Args:
