@@ -79,8 +79,13 @@ def gated(x: Tensor, valid: Tensor, clamp_value: float | None) -> Gated:
     l_clamped, r_clamped = l, r
     if clamp_value is not None:
         l_clamped, r_clamped = l.clamp(max=clamp_value), r.clamp(-clamp_value, clamp_value)
-    denominator = torch.exp(-l_clamped) + 1
+    denominator = exp(-l_clamped) + 1
     return Gated(l, r, l_clamped, r_clamped, denominator, (l_clamped / denominator) * r_clamped)
+
+
+def exp(x: Tensor) -> Tensor:
+    """The exponential to compare with: CUDA's own ``expf``, which kernels there share; elsewhere correctly rounded."""
+    return torch.exp(x) if x.device.type == "cuda" else torch.exp(x.double()).to(x.dtype)
 
 
 def weighted(act: Tensor, weight: Tensor | None) -> Tensor:
