@@ -83,8 +83,8 @@ def kernel_backend(body: str = "self.reference(outs, *args)", stale: int = 0, re
 
 def test_good_backend_is_found(distribution, python):
     distribution("acme", GOOD)
-    done = python("import tk_core; print(sorted(tk_core.backends.found()), tk_core.backends.chosen('meta_acme'))")
-    assert done.stdout.strip() == "['acme', 'reference'] ['acme']", done.stderr
+    done = python("import tk_core; print('acme' in tk_core.backends.found(), tk_core.backends.chosen('meta_acme'))")
+    assert done.stdout.strip() == "True ['acme']", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_broken_backend_is_rejected_with_its_reason(distribution, python, source
     done = python(
         """
         import tk_core, torch
-        print(tk_core.backends.rejected())
+        print([r for r in tk_core.backends.rejected() if r.name == "acme"])
         try:
             with tk_core.use_backend("acme"):
                 pass
@@ -252,8 +252,9 @@ def test_device_without_backend_names_the_package(python):
 
 
 def test_unknown_backend_lists_what_is_there(python):
-    done = python("import tk_core\nwith tk_core.use_backend('nope'): pass")
+    done = python("import tk_core\nwith tk_core.use_backend('nope'): pass", TK_BACKENDS="reference")
     assert "backend 'nope' is not installed; installed: reference" in done.stderr
+    assert done.returncode == 1
 
 
 def test_import_costs_little_and_loads_no_compiler(python):

@@ -166,6 +166,9 @@ class Quantize(Conversion):
             raise InvalidArgumentError(f"no 2-D float tensor of {source} matches the patterns {self.include}")
 
     def _check(self, spec: Spec) -> None:
+        wanted = any(fnmatch.fnmatchcase(spec.name, p) for p in self.include)
+        if wanted and recipe_of(self.checkpoint.names, spec.name, spec.dtype) is not None:
+            raise InvalidArgumentError(f"{spec.name} has scales beside it: the checkpoint is already quantized")
         if not selected(spec, self.include, self.exclude):
             return
         if spec.shape[1] % self.recipe.columns or 0 in spec.shape:
@@ -173,9 +176,6 @@ class Quantize(Conversion):
                 f"{spec.name} has shape {spec.shape}; {self.recipe.name} needs rows and a multiple of "
                 f"{self.recipe.columns} columns; leave it out with --exclude"
             )
-        for stored in self.recipe.stored(*spec.shape)[1:]:
-            if spec.name + stored.suffix in self.checkpoint.names:
-                raise InvalidArgumentError(f"{spec.name}{stored.suffix} exists: the checkpoint is already quantized")
 
     def settings(self) -> dict[str, Any]:
         return {

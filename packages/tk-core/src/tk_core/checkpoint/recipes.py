@@ -90,7 +90,8 @@ def _mx_quantize(fmt: str) -> Callable[[Tensor], tuple[Tensor, ...]]:
 
 def _ue8m0(scale: Tensor) -> Tensor:
     """UE8M0 bytes as float32: byte 0 is 2^-127, byte 255 is NaN (OCP MX v1.0, section 5.4.1)."""
-    return torch.where(scale == 255, float("nan"), torch.ldexp(torch.ones(()), scale.to(torch.int32) - 127))
+    values = torch.exp2(scale.double() - 127).float()  # exact, subnormals included
+    return values.masked_fill(scale == 255, float("nan"))
 
 
 def _mx_dequantize(q: Tensor, scale: Tensor) -> Tensor:
