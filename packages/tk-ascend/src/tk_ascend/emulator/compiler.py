@@ -127,17 +127,25 @@ def _templates() -> Path:
 
 
 def _compile(library: Path, units: list[tuple[str, tuple[str, ...]]]) -> None:
-    includes = [f"-I{_NATIVE}", f"-I{_NATIVE / 'shim'}", f"-I{_templates()}"]
+    objects = [_object(text, flags) for text, flags in units]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        objects = []
-        for number, (text, flags) in enumerate(units):
-            source = Path(folder) / f"{number}.cpp"
-            source.write_text(text)
-            objects.append(str(source.with_suffix(".o")))
-            _run([_compiler(), *_FLAGS, *flags, *includes, "-c", str(source), "-o", objects[-1]])
         built = Path(folder) / "built.so"
-        _run([_compiler(), "-shared", "-Wl,-Bsymbolic", "-o", str(built), *objects])
+        _run([_compiler(), "-shared", "-Wl,-Bsymbolic", "-o", str(built), *map(str, objects)])
         os.replace(built, library)
+
+
+def _object(text: str, flags: tuple[str, ...]) -> Path:
+    """The object file of a unit. Variants of a kernel share those of their vector functions."""
+    path = cache_folder("emulator") / f"{digest(_runtime_digest(), text, *flags)}.o"
+    if path.exists():
+        return path
+    includes = [f"-I{_NATIVE}", f"-I{_NATIVE / 'shim'}", f"-I{_templates()}"]
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.o"
+        source.write_text(text)
+        _run([_compiler(), *_FLAGS, *flags, *includes, "-c", str(source), "-o", str(built)])
+        os.replace(built, path)
+    return path
 
 
 def _run(command: list[str]) -> str:

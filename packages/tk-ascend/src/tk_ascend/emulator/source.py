@@ -15,14 +15,14 @@ _SIMT_BYTES = 32 * 1024  # of UB, for the context of threads
 
 _KERNEL = re.compile(
     r'^extern "C" __global__ __(?P<kind>vector|cube|mix)__(?:\([^)]*\))? void '
-    r"(?:__launch_bounds__\(\d+\) )?(?P<name>\w+)\((?P<parameters>[^\n]*)\) \{$",
+    r"(?:__launch_bounds__\(\d+\) )?(?P<name>\w+)\((?P<parameters>[^\n]*)\) \{[ \t]*$",
     re.MULTILINE,
 )
 _VECTOR_FUNCTION = re.compile(
     r"^__simd_vf__ inline void (?P<name>\w+)\((?P<parameters>[^\n]*)\) \{$.*?^\}$", re.MULTILINE | re.DOTALL
 )
 _UB_POINTER = re.compile(r"\(__ubuf__ ([\w ]+?) ?\*\)(\d+);")
-_SCATTER = re.compile(r"^(\s+)ascend_nd2nz_scatter<(\d+), (\d+), (\w+), (\w+)>\((.*)\);$", re.MULTILINE)
+_SCATTER = re.compile(r"\bascend_nd2nz_scatter<(\d+), (\d+), (\w+), (\w+)>\((.*?)\);")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ class Translation:
 def translate(source: str) -> Translation:
     """Translate AscendC source as TileLang generates it. Raises ValueError when it has no kernel."""
     kernels = _kernels(source)
-    if not kernels:
-        raise ValueError('source: no kernel found; expected functions declared extern "C" __global__ ...')
     text = _UB_POINTER.sub(r"(\1 *)(emu::ub() + \2);", source)
     text, functions, prototypes = _extract_vector_functions(text)
     includes = "\n".join(dict.fromkeys(re.findall(r"^#include .*$", text, re.MULTILINE)))
@@ -69,6 +67,8 @@ def translate(source: str) -> Translation:
 
 def _kernels(source: str) -> tuple[Kernel, ...]:
     found = list(_KERNEL.finditer(source))
+    if not found:
+        raise ValueError('source: no kernel found; expected functions declared extern "C" __global__ ...')
     ends = [match.start() for match in found[1:]] + [len(source)]
     kernels = []
     for match, end in zip(found, ends, strict=True):
@@ -96,7 +96,7 @@ def _extract_vector_functions(text: str) -> tuple[str, list[str], list[str]]:
     text = _VECTOR_FUNCTION.sub("", text)
 
     def scatter(match: re.Match[str]) -> str:
-        indent, rows, columns, source, target, arguments = match.groups()
+        rows, columns, source, target, arguments = match.groups()
         name = f"emu_nd2nz_{rows}_{columns}_{source}_{target}"
         parameters = f"{source} *from, {target} *to"
         if name not in names:
@@ -104,12 +104,12 @@ def _extract_vector_functions(text: str) -> tuple[str, list[str], list[str]]:
             call = f"ascend_nd2nz_scatter<{rows}, {columns}, {source}, {target}>(from, to);"
             functions.append(f"void {name}({parameters}) {{ {call} }}")
             prototypes.append(f"void {name}({parameters});")
-        return f"{indent}{name}({arguments});"
+        return f"{name}({arguments});"
 
     text = _SCATTER.sub(scatter, text)
     for name in names:
-        call = re.compile(rf"^(\s+){name}\((.*)\);$", re.MULTILINE)
-        text = call.sub(rf'\1emu::issue(PIPE_V, "{name}", [=] {{ {name}(\2); }});', text)
+        call = rf"\b{name}\((.*?)\);"
+        text = re.sub(call, rf'emu::issue(PIPE_V, "{name}", [=] {{ {name}(\1); }});', text)
     return text, functions, prototypes
 
 
