@@ -180,7 +180,7 @@ class Check:
         returned = compiled(*arguments.args, **arguments.kwargs)
         found = mismatches(expected, _results(self.cases, arguments, returned), _EXACT)
         self.problems += [f"under torch.compile: {p}" for p in found]
-        if nodes != [1]:
+        if set(nodes) != {1}:  # a scalar that becomes an input makes Dynamo trace the same graph again
             self.problems.append(f"torch.compile(fullgraph=True) made graphs with {nodes} operator calls, expected [1]")
 
     def _opcheck(self) -> None:
@@ -190,7 +190,7 @@ class Check:
             self.function(*arguments.args, **arguments.kwargs)
         for overload, args in recorded:
             if tensors_in(args):
-                torch.library.opcheck(overload, args)
+                torch.library.opcheck(overload, args, test_utils=_utilities(args))
 
     def _on_side_stream(self, expected: list[Tensor]) -> None:
         """Behind a slow producer on another stream, without a host synchronization once compiled."""
@@ -233,6 +233,13 @@ class Check:
 
 
 _EXACT = Cases(samples=()).tolerance
+
+
+def _utilities(args: tuple[Any, ...]) -> tuple[str, ...]:
+    """What opcheck asks. Its schema check does arithmetic on inputs, which PyTorch cannot do on 8-bit floats."""
+    narrow = any(t.is_floating_point() and t.element_size() == 1 for t in tensors_in(args))
+    others = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    return others if narrow else ("test_schema", *others)
 
 
 @contextlib.contextmanager
