@@ -14,8 +14,8 @@ def ranking_keys(scores: Tensor) -> Tensor:
 
 
 def ascending_sum(t: Tensor) -> Tensor:
-    """Sum of each row, column by column, so that its rounding does not depend on how a device reduces."""
-    total = t[:, 0].clone()
-    for column in range(1, t.shape[1]):
+    """Sum of each row from +0, column by column, so that its rounding does not depend on how a device reduces."""
+    total = t.new_zeros(t.shape[0])
+    for column in range(t.shape[1]):
         total += t[:, column]
     return total
