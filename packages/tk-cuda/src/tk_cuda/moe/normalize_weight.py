@@ -168,7 +168,7 @@ class NormalizeWeight:
         denominator, normalized = outs
         key = (topk_weights.shape[1], access.access_width(topk_weights), access.access_width(normalized))
         launch = _FORWARD.get(key, topk_weights.device) or _FORWARD.compile(key, topk_weights.device)
-        launch(topk_weights, denominator, normalized)
+        launch(access.unit_columns(topk_weights), denominator, normalized)
 
 
 class NormalizeWeightBackward:
@@ -184,6 +184,7 @@ class NormalizeWeightBackward:
     ) -> None:
         widths = (access.access_width(grad), access.access_width(normalized), access.access_width(outs[0]))
         key = (grad.shape[1], *widths, grad_denominator is not None)
+        grad, normalized = access.unit_columns(grad), access.unit_columns(normalized)
         launch = _BACKWARD.get(key, grad.device) or _BACKWARD.compile(key, grad.device)
         if grad_denominator is None:
             launch(grad, denominator, normalized, outs[0])

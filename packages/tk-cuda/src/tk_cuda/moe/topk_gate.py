@@ -9,7 +9,7 @@ from torch import Tensor
 from tk_core.backend import Refused
 
 from ..jit import Builder
-from ..tile.access import access_width
+from ..tile.access import access_width, unit_columns
 from ..tile.function import prim_func
 from ._topk import SOURCE, topk_refusal
 
@@ -64,7 +64,7 @@ class TopkGate:
             if reason is not None:
                 raise Refused(reason)
             launch = _TOPK.compile(key, scores.device)
-        launch(scores, outs[0])
+        launch(unit_columns(scores), outs[0])
 
 
 KERNELS = {"moe.topk_gate": TopkGate()}

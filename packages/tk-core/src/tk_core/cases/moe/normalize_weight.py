@@ -82,6 +82,7 @@ CASES = {
             Sample("wide magnitudes: the order of the sum shows", _rounding),
             Sample("padded row stride", _row_strided),
             Sample("base pointer not aligned to 16 bytes", _misaligned),
+            Sample("a single column of any stride", lambda m: call(m.rand(1, 9).t())),
             Sample("no tokens", lambda m: call(m.rand(0, 8))),
             Sample("a buffer for one result", lambda m: call(m.rand(5, 8), out=(None, m.full((5, 8), -1.0)))),
             Sample("32768 tokens: many blocks", lambda m: call(m.rand(32768, 8)), "full"),

@@ -110,6 +110,7 @@ CASES = {
             Sample("base pointer not aligned to 16 bytes", _misaligned),
             Sample("row stride not a multiple of 16 bytes", _odd_stride),
             Sample("out= is written in 64 bits", _into_int64),
+            Sample("a single column of any stride", lambda m: call(m.randn(1, 9).t(), 1)),
             Sample("no tokens", lambda m: call(m.randn(0, 256), 8)),
             _large_batch(4099, 256, 8),
             _large_batch(4001, 72, 6),
