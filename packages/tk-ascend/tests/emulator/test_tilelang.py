@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from tk_ascend import emulator, lowering
+from tk_ascend import emulator, inspect, lowering
 
 N, BLOCK, CORES = 8192, 1024, 4
 
@@ -216,3 +216,31 @@ def test_lowered_sources_are_cached(tmp_path, monkeypatch, lowered):
     assert json.loads(path.read_text())["name"] == "scale"
     assert lowering.lower(make, key="other") == first
     assert len(calls) == 2
+
+
+def test_report(lowered):
+    result = inspect.report(lowered["simd_scale"], {"x": (N,), "y": (N,)})
+    (launch,) = result["launches"]
+    assert launch["bytes"]["MTE2"] == {"global_read": 4 * N, "local_written": 4 * N}
+    assert launch["bytes"]["MTE3"] == {"global_written": 4 * N, "local_read": 4 * N}
+    # A load, a multiplication, an addition and a store for each 64 elements.
+    assert launch["vector_instructions"] == 4 * N // 64
+    assert launch["ub"] == {"used": 4 * BLOCK, "available": 248 * 1024}
+    assert launch["buffering"] == 1
+    bound = result["bound"]
+    assert bound["limit"] == "vector"  # of four cores
+    assert bound["useful_bytes"] == 8 * N
+    seconds = 8 * N / 1.6e12 + 4 * N / 64 / (CORES * 1.65e9)
+    assert bound["seconds"] == pytest.approx(seconds)
+    assert bound["useful_gb_per_s"] == pytest.approx(8 * N / seconds / 1e9)
+    assert all(peak["source"] for peak in result["peaks"].values())
+    json.dumps(result)
+
+    result = inspect.report(lowered["matmul_relu"], {"a": (64, 128), "b": (64, 128), "c": (64, 64)})
+    (launch,) = result["launches"]
+    assert launch["multiplications"] == 64 * 64 * 128
+    assert launch["buffering"] == 2
+    assert launch["bytes"]["MTE3"]["global_written"] == 4 * 64 * 64
+
+    with pytest.raises(ValueError, match=r"scale: shapes has no shape like \(8192,\) for y; it has \['x'\]"):
+        inspect.report(lowered["simd_scale"], {"x": (N,)})

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Mode = Literal["checked", "adversarial", "fast"]
 Argument = torch.Tensor | int | float | bool | None
 
+PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+
 _SCALARS = {
     "bool": ctypes.c_bool,
     "int": ctypes.c_int32,
@@ -126,9 +128,28 @@ def run(
 
 
 def _run_lowered(lowered: Lowered, arguments: Sequence[Argument], options: Options) -> tuple[str, ...]:
+    notes = [note for counts in run_counted(lowered, arguments, options) for note in counts.notes]
+    return tuple(dict.fromkeys(notes))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one launch did: bytes by ``(pipe, memory, direction)``, memory being "global" or "local", and direction
+    "read" or "written"; vector instructions; products of the matrix unit."""
+
+    kernel: Kernel
+    blocks: int
+    traffic: dict[tuple[str, str, str], int]
+    vector_instructions: int
+    multiplications: int
+    notes: tuple[str, ...]
+
+
+def run_counted(lowered: Lowered, arguments: Sequence[Argument], options: Options) -> Iterator[Counts]:
+    """Run the launches of a lowered function one after the other, as ``run`` does."""
     program = build(lowered.source, checked=options.mode != "fast")
     values = _bind(lowered, arguments)
-    notes: list[str] = []
+    native = runtime()
     for launch in lowered.launches:
         if not eval(launch.condition, {"__builtins__": {}}, _Names(values)):
             continue
@@ -136,8 +157,16 @@ def _run_lowered(lowered: Lowered, arguments: Sequence[Argument], options: Optio
         passed = [_evaluate(a, values) for a in launch.arguments]
         kernel = program.kernel(launch.kernel)
         _check_capacity(launch, kernel)
-        notes.extend(_run_kernel(program, kernel, passed, blocks, options))
-    return tuple(dict.fromkeys(notes))
+        notes = _run_kernel(program, kernel, passed, blocks, options)
+        if not isinstance(blocks, int) or blocks == 0:
+            continue
+        traffic = {
+            (pipe, memory, direction): native.emu_traffic(number, is_global, written)
+            for number, pipe in enumerate(PIPES)
+            for is_global, memory in enumerate(("local", "global"))
+            for written, direction in enumerate(("read", "written"))
+        }
+        yield Counts(kernel, blocks, traffic, native.emu_vector_instructions(), native.emu_multiplications(), notes)
 
 
 def _check_capacity(launch: Launch, kernel: Kernel) -> None:

@@ -79,6 +79,7 @@ template <class D, class S> inline D convert(S x, int rounding, bool saturate) {
 // that of the narrower type at the first of them.
 template <class D, class S, class... Controls>
 inline void convert_lanes(Vector<D> &d, const Vector<S> &s, const vector_bool &mask, Controls...) {
+  ++vector_instructions;
   constexpr int rounding = control<round_kind, Controls...>(to_nearest_even);
   constexpr bool saturate = control<saturation_kind, Controls...>(0) != 0;
   constexpr int part = control<part_kind, Controls...>(0);
@@ -109,6 +110,7 @@ inline void vcvt(Vector<D> &d, Vector<S> s, vector_bool mask, Controls... contro
 #define EMU_FP4(type, format)                                                                                          \
   template <class... Controls>                                                                                         \
   inline void vcvt(Vector<type> &d, vector_bf16 s, vector_bool mask, Controls...) {                                    \
+    ++emu::vector_instructions;                                                                                        \
     constexpr int rounding = emu::control<emu::round_kind, Controls...>(to_nearest_even);                              \
     constexpr int part = emu::control<emu::part_kind, Controls...>(0);                                                 \
     constexpr bool merge = emu::control<emu::mode_kind, Controls...>(emu::zeroing) == emu::merging;                    \
@@ -124,6 +126,7 @@ inline void vcvt(Vector<D> &d, Vector<S> s, vector_bool mask, Controls... contro
   }                                                                                                                    \
   template <class... Controls>                                                                                         \
   inline void vcvt(vector_bf16 &d, Vector<type> s, vector_bool mask, Controls...) {                                    \
+    ++emu::vector_instructions;                                                                                        \
     constexpr int part = emu::control<emu::part_kind, Controls...>(0);                                                 \
     constexpr bool merge = emu::control<emu::mode_kind, Controls...>(emu::zeroing) == emu::merging;                    \
     vector_bf16 r = merge ? d : emu::zeros<bfloat16_t>();                                                              \
@@ -144,14 +147,14 @@ EMU_FP4(float4_e1m2x2_t, E1M2)
   inline void name(Vector<T> &d, Vector<T> a, R b, vector_bool mask, M) {                                              \
     Vector<T> r;                                                                                                       \
     api(r, a, b, mask);                                                                                                \
-    if (M::value == emu::merging) asc_select(r, r, d, mask);                                                           \
+    if (M::value == emu::merging) emu::merge(r, r, d, mask);                                                           \
     d = r;                                                                                                             \
   }
 #define EMU_MODE_UNARY(name, api)                                                                                      \
   template <class T, class M> inline void name(Vector<T> &d, Vector<T> a, vector_bool mask, M) {                       \
     Vector<T> r;                                                                                                       \
     api(r, a, mask);                                                                                                   \
-    if (M::value == emu::merging) asc_select(r, r, d, mask);                                                           \
+    if (M::value == emu::merging) emu::merge(r, r, d, mask);                                                           \
     d = r;                                                                                                             \
   }
 // Reductions write the first `lanes` lanes of the result.
@@ -159,7 +162,7 @@ EMU_FP4(float4_e1m2x2_t, E1M2)
   template <class D, class T, class M> inline void name(Vector<D> &d, Vector<T> a, vector_bool mask, M) {              \
     Vector<D> r;                                                                                                       \
     api(r, a, mask);                                                                                                   \
-    if (M::value == emu::merging) asc_select(r, r, d, emu::pattern<sizeof(D)>(PAT_##written));                         \
+    if (M::value == emu::merging) emu::merge(r, r, d, emu::pattern<sizeof(D)>(PAT_##written));                         \
     d = r;                                                                                                             \
   }
 EMU_MODE_BINARY(vadd, asc_add)
@@ -197,19 +200,19 @@ EMU_MODE_REDUCTION(vcpadd, asc_pair_reduce_sum, H)
 template <class T, class S, class M> inline void vaxpy(Vector<T> &d, Vector<T> a, S scalar, vector_bool mask, M) {
   Vector<T> r = d;
   asc_axpy(r, a, scalar, mask);
-  if (M::value == emu::merging) asc_select(r, r, d, mask);
+  if (M::value == emu::merging) emu::merge(r, r, d, mask);
   d = r;
 }
 template <class T, class S, class M, class = std::enable_if_t<!std::is_same_v<S, Vector<T>>>>
 inline void vdup(Vector<T> &d, S scalar, vector_bool mask, M) {
   Vector<T> r;
   asc_duplicate_scalar(r, scalar, mask);
-  if (M::value == emu::merging) asc_select(r, r, d, mask);
+  if (M::value == emu::merging) emu::merge(r, r, d, mask);
   d = r;
 }
 template <class T, class P, class M> inline void vdup(Vector<T> &d, Vector<T> s, vector_bool mask, P, M) {
   Vector<T> r;
   emu::duplicate_lane(r, s, P::value == 0 ? 0 : s.lanes - 1, mask);
-  if (M::value == emu::merging) asc_select(r, r, d, mask);
+  if (M::value == emu::merging) emu::merge(r, r, d, mask);
   d = r;
 }

@@ -259,6 +259,7 @@ void multiply(const Multiply &product) {
   const char *name = product.scaled ? "asc_mmad_mx" : "asc_mmad";
   if (hf32 && product.operand == Operand::f32) fail(name, "HF32 mode is not emulated");
   issue(PIPE_M, name, [product, name] {
+    multiplications += static_cast<uint64_t>(product.rows) * product.depth * product.columns;
     std::vector<float> left, right;
     if (!load_operand(product, true, left, name) || !load_operand(product, false, right, name)) return;
     size_t bytes = round_up(product.rows, fractal_rows) * round_up(product.columns, 16) * 4;

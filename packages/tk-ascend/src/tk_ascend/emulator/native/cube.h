@@ -86,6 +86,7 @@ struct Multiply {
   int unit_flag;
 };
 void multiply(const Multiply &product);
+extern uint64_t multiplications; // of the launch
 
 struct Drain {
   uint64_t from;

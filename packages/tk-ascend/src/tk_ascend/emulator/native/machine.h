@@ -55,6 +55,9 @@ bool is_cube_core();
 int sub_block();
 void fail(const char *instruction, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+// Vector instructions of the launch, for reports on kernels.
+extern uint64_t vector_instructions;
+
 // Checked accesses of the running instruction to UB or GM. `undefined`, when given, has a bit for each byte that
 // was read before anything was written to it, or that is to be marked so. A faulty access is reported and skipped
 // (a skipped read gives the poison pattern).

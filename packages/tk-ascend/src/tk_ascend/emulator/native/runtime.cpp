@@ -28,6 +28,9 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 int64_t block_idx, block_num;
 
 namespace emu {
+
+uint64_t vector_instructions, multiplications;
+
 namespace {
 
 constexpr int pipe_count = 8;
@@ -206,6 +209,9 @@ bool in_vector_function = false;
 std::mt19937_64 random_source;
 
 std::vector<uint32_t> meetings; // by warp
+
+// Bytes by pipe, by whether they are in global memory, and by whether they are written.
+uint64_t traffic[pipe_count][2][2];
 
 std::string where(const char *instruction) {
   std::string text = format("%s: block %d", settings.kernel, core ? core->block : -1);
@@ -407,6 +413,7 @@ Region *access(const void *address, size_t bytes, Kind kind, const char *instruc
                                range(*region, *offset, *offset + bytes).c_str(), alignment));
     return nullptr;
   }
+  traffic[current_pipe][region->core < 0][kind != Kind::read] += bytes;
   if (settings.mode == fast) return region;
   record(*region, *offset, *offset + bytes, kind, instruction);
   if (thread >= 0) record_threads(*region, *offset, *offset + bytes, kind, instruction);
@@ -1288,6 +1295,8 @@ void emu_launch(const Launch *request) {
   launch = request;
   settings = {launch->kernel, launch->mode, launch->check_vector_order != 0};
   random_source.seed(launch->seed);
+  std::memset(traffic, 0, sizeof traffic);
+  vector_instructions = multiplications = 0;
   reports.clear();
   seen.clear();
   notes.clear();
@@ -1322,6 +1331,11 @@ void emu_launch(const Launch *request) {
   thread = -1;
   check_guards();
 }
+
+// Bytes that a pipe read from or wrote to global memory or the memories of cores, in the last launch.
+uint64_t emu_traffic(int pipe, int global, int written) { return traffic[pipe][global][written]; }
+uint64_t emu_vector_instructions() { return vector_instructions; }
+uint64_t emu_multiplications() { return multiplications; }
 
 size_t emu_report_count() { return reports.size(); }
 const char *emu_report(size_t i) { return reports[i].c_str(); }

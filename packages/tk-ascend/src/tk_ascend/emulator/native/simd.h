@@ -143,6 +143,7 @@ template <class D, class S> inline void copy_lane(Vector<D> &d, int to, const Ve
 }
 
 template <class T, class F> inline void map(Vector<T> &d, const Vector<T> &a, const vector_bool &mask, F f) {
+  ++vector_instructions;
   Vector<T> r;
   for (int i = 0; i < r.lanes; ++i) r.lane[i] = mask.on<T>(i) ? static_cast<T>(f(a.lane[i])) : zero<T>();
   r.undefined = a.undefined & spread<T>(mask);
@@ -150,6 +151,7 @@ template <class T, class F> inline void map(Vector<T> &d, const Vector<T> &a, co
 }
 template <class T, class S, class F>
 inline void map(Vector<T> &d, const Vector<T> &a, const Vector<S> &b, const vector_bool &mask, F f) {
+  ++vector_instructions;
   static_assert(sizeof(T) == sizeof(S));
   Vector<T> r;
   for (int i = 0; i < r.lanes; ++i) {
@@ -160,6 +162,7 @@ inline void map(Vector<T> &d, const Vector<T> &a, const Vector<S> &b, const vect
 }
 template <class T, class F>
 inline void compare(vector_bool &d, const Vector<T> &a, const Vector<T> &b, const vector_bool &mask, F f) {
+  ++vector_instructions;
   vector_bool r;
   for (int i = 0; i < a.lanes; ++i) {
     if (mask.on<T>(i) && f(a.lane[i], b.lane[i])) r.bits.set(i * static_cast<int>(sizeof(T)), true);
@@ -270,34 +273,45 @@ inline vector_bool asc_update_mask_b16(uint32_t &remaining) { return emu::first_
 inline vector_bool asc_update_mask_b32(uint32_t &remaining) { return emu::first_lanes<4>(remaining); }
 
 inline void asc_and(vector_bool &d, vector_bool a, vector_bool b, vector_bool mask) {
+  ++emu::vector_instructions;
   d.bits = a.bits & b.bits & mask.bits;
 }
 inline void asc_or(vector_bool &d, vector_bool a, vector_bool b, vector_bool mask) {
+  ++emu::vector_instructions;
   d.bits = (a.bits | b.bits) & mask.bits;
 }
 inline void asc_xor(vector_bool &d, vector_bool a, vector_bool b, vector_bool mask) {
+  ++emu::vector_instructions;
   d.bits = ((a.bits & ~b.bits) | (~a.bits & b.bits)) & mask.bits;
 }
-inline void asc_not(vector_bool &d, vector_bool a, vector_bool mask) { d.bits = ~a.bits & mask.bits; }
+inline void asc_not(vector_bool &d, vector_bool a, vector_bool mask) {
+  ++emu::vector_instructions;
+  d.bits = ~a.bits & mask.bits;
+}
 inline void asc_select(vector_bool &d, vector_bool a, vector_bool b, vector_bool mask) {
+  ++emu::vector_instructions;
   d.bits = (a.bits & mask.bits) | (b.bits & ~mask.bits);
 }
 inline void asc_pack_to_low(vector_bool &d, vector_bool s) {
+  ++emu::vector_instructions;
   vector_bool r;
   for (int i = 0; i < 128; ++i) r.bits.set(i, s.bits.get(2 * i));
   d = r;
 }
 inline void asc_pack_to_high(vector_bool &d, vector_bool s) {
+  ++emu::vector_instructions;
   vector_bool r;
   for (int i = 0; i < 128; ++i) r.bits.set(128 + i, s.bits.get(2 * i));
   d = r;
 }
 inline void asc_unpack_lower(vector_bool &d, vector_bool s) {
+  ++emu::vector_instructions;
   vector_bool r;
   for (int i = 0; i < 128; ++i) r.bits.set(2 * i, s.bits.get(i));
   d = r;
 }
 inline void asc_unpack_upper(vector_bool &d, vector_bool s) {
+  ++emu::vector_instructions;
   vector_bool r;
   for (int i = 0; i < 128; ++i) r.bits.set(2 * i, s.bits.get(128 + i));
   d = r;
@@ -335,6 +349,7 @@ namespace emu {
 // Reads `count` elements and lets lane i have element source(i); lanes with source(i) < 0 are zero.
 template <int Count, class T, class F>
 inline void load(Vector<T> &d, const T *from, const char *name, size_t alignment, F source) {
+  ++vector_instructions;
   T memory[Count];
   uint64_t undefined[(Count * sizeof(T) + 63) / 64] = {};
   read(memory, from, sizeof memory, name, alignment, undefined);
@@ -349,6 +364,7 @@ inline void load(Vector<T> &d, const T *from, const char *name, size_t alignment
 }
 } // namespace emu
 template <class T, class N> inline void asc_loadalign(Vector<T> &d, T *base, N offset) {
+  ++emu::vector_instructions;
   emu::read(d.lane, base + offset, 256, "asc_loadalign", 32, d.undefined.word.data());
 }
 // Every distribution of a load, with its post-update form. `alignment` is in bytes.
@@ -381,6 +397,7 @@ EMU_LOAD_POSTUPDATE(asc_loadalign_brc_datablock)
 EMU_LOAD_POSTUPDATE(asc_loadalign_brc_elem2datablock)
 
 template <class T> inline void asc_loadalign_deintlv(Vector<T> &even, Vector<T> &odd, T *base, int64_t offset = 0) {
+  ++emu::vector_instructions;
   Vector<T> memory[2];
   for (int i = 0; i < 2; ++i) {
     emu::read(memory[i].lane, base + offset + i * memory[i].lanes, 256, "asc_loadalign_deintlv", 32,
@@ -397,22 +414,27 @@ inline int64_t asc_update_addr_reg_b32(int64_t offset) { return offset; }
 
 // Predicates in memory have one bit for each byte of a register; offsets are in bytes.
 inline void asc_loadalign(vector_bool &d, uint32_t *base, int32_t offset) {
+  ++emu::vector_instructions;
   emu::read(d.bits.word.data(), reinterpret_cast<uint8_t *>(base) + offset, 32, "asc_loadalign (predicate)", 32);
 }
 inline void asc_loadalign_upsample(vector_bool &d, uint32_t *base, int32_t offset) {
+  ++emu::vector_instructions;
   uint64_t memory[2];
   emu::read(memory, reinterpret_cast<uint8_t *>(base) + offset, 16, "asc_loadalign_upsample (predicate)", 16);
   for (int i = 0; i < 256; ++i) d.bits.set(i, memory[i / 128] >> (i / 2 % 64) & 1);
 }
 inline void asc_loadalign_downsample(vector_bool &d, uint32_t *base, int32_t offset) {
+  ++emu::vector_instructions;
   uint64_t memory[8];
   emu::read(memory, reinterpret_cast<uint8_t *>(base) + offset, 64, "asc_loadalign_downsample (predicate)", 32);
   for (int i = 0; i < 256; ++i) d.bits.set(i, memory[i / 32] >> (i * 2 % 64) & 1);
 }
 inline void asc_storealign(uint32_t *base, vector_bool &s, int32_t offset) {
+  ++emu::vector_instructions;
   emu::write(reinterpret_cast<uint8_t *>(base) + offset, s.bits.word.data(), 32, "asc_storealign (predicate)", 32);
 }
 inline void asc_storealign_pack(uint32_t *base, vector_bool &s, int32_t offset) {
+  ++emu::vector_instructions;
   uint64_t memory[2] = {};
   for (int i = 0; i < 128; ++i) memory[i / 64] |= static_cast<uint64_t>(s.bits.get(2 * i)) << i % 64;
   emu::write(reinterpret_cast<uint8_t *>(base) + offset, memory, 16, "asc_storealign_pack (predicate)", 16);
@@ -460,22 +482,27 @@ template <class T> inline const uint8_t *bytes_of(const Vector<T> &s) {
 }
 } // namespace emu
 template <class T> inline void asc_storealign(T *base, Vector<T> s, int32_t offset, vector_bool mask) {
+  ++emu::vector_instructions;
   emu::store(reinterpret_cast<uint8_t *>(base + offset), emu::bytes_of(s), s.undefined, emu::spread<T>(mask), 0, 256,
              "asc_storealign", 32);
 }
 template <class T> inline void asc_storealign_1st(T *base, Vector<T> s, int32_t offset) {
+  ++emu::vector_instructions;
   emu::write(base + offset, s.lane, sizeof(T), "asc_storealign_1st", sizeof(T), s.undefined.word.data());
 }
 template <class T> inline void asc_storealign_pack(T *base, Vector<T> s, int32_t offset, vector_bool mask) {
+  ++emu::vector_instructions;
   constexpr int size = sizeof(T) / 2;
   emu::store_low<size>(reinterpret_cast<uint8_t *>(base) + offset * size, s, mask, "asc_storealign_pack", 32);
 }
 template <class T> inline void asc_storealign_pack_quarter(T *base, Vector<T> s, int32_t offset, vector_bool mask) {
+  ++emu::vector_instructions;
   emu::store_low<1>(reinterpret_cast<uint8_t *>(base) + offset, s, mask, "asc_storealign_pack_quarter", 32);
 }
 // Blocks of 32 bytes, `block_stride` blocks apart.
 template <class T>
 inline void asc_storealign(T *base, Vector<T> s, uint16_t block_stride, uint16_t, vector_bool mask) {
+  ++emu::vector_instructions;
   emu::Bits bytes = emu::spread<T>(mask);
   for (int block = 0; block < 8; ++block) {
     uint8_t *to = reinterpret_cast<uint8_t *>(base) + static_cast<int64_t>(block) * block_stride * 32;
@@ -489,6 +516,7 @@ inline void asc_storealign_postupdate(T *&base, Vector<T> s, uint16_t block_stri
 }
 
 template <class D, class T, class I> inline void asc_gather(Vector<D> &d, T *base, Vector<I> index, vector_bool mask) {
+  ++emu::vector_instructions;
   Vector<D> r = emu::zeros<D>();
   for (int i = 0; i < r.lanes; ++i) {
     if (!mask.on<D>(i)) continue;
@@ -501,6 +529,7 @@ template <class D, class T, class I> inline void asc_gather(Vector<D> &d, T *bas
   d = r;
 }
 template <class T, class I> inline void asc_scatter(T *base, Vector<T> s, Vector<I> index, vector_bool mask) {
+  ++emu::vector_instructions;
   // An index is as wide as an element, or 16 bits for 8-bit elements, of which then the even ones are stored.
   constexpr int step = sizeof(I) > sizeof(T) ? sizeof(I) / sizeof(T) : 1;
   for (int i = 0; i < s.lanes; i += step) {
@@ -510,6 +539,7 @@ template <class T, class I> inline void asc_scatter(T *base, Vector<T> s, Vector
   }
 }
 template <class T> inline void asc_gather_datablock(Vector<T> &d, T *base, vector_u32 offset, vector_bool mask) {
+  ++emu::vector_instructions;
   d = emu::zeros<T>();
   for (int block = 0; block < 8; ++block) {
     if (!mask.on<uint32_t>(block)) continue;
@@ -601,12 +631,19 @@ EMU_COMPARE(ge, >=)
 EMU_COMPARE(lt, <)
 EMU_COMPARE(le, <=)
 
-template <class T> inline void asc_select(Vector<T> &d, Vector<T> a, Vector<T> b, vector_bool mask) {
+namespace emu {
+// The selected lanes of a, the other ones of b.
+template <class T> inline void merge(Vector<T> &d, const Vector<T> &a, const Vector<T> &b, const vector_bool &mask) {
   Vector<T> r;
   for (int i = 0; i < r.lanes; ++i) r.lane[i] = mask.on<T>(i) ? a.lane[i] : b.lane[i];
-  emu::Bits chosen = emu::spread<T>(mask);
+  Bits chosen = spread<T>(mask);
   r.undefined = (a.undefined & chosen) | (b.undefined & ~chosen);
   d = r;
+}
+} // namespace emu
+template <class T> inline void asc_select(Vector<T> &d, Vector<T> a, Vector<T> b, vector_bool mask) {
+  ++emu::vector_instructions;
+  emu::merge(d, a, b, mask);
 }
 
 // d = d + a * b, and d = d * a + b.
@@ -618,7 +655,7 @@ template <class T, class M> inline void vmula(Vector<T> &d, Vector<T> a, Vector<
   }
   r.undefined = r.undefined | (old.undefined & emu::spread<T>(mask));
   if (M::value == emu::merging) {
-    asc_select(d, r, old, mask);
+    emu::merge(d, r, old, mask);
   } else {
     d = r;
   }
@@ -628,7 +665,7 @@ template <class T, class M> inline void vmadd(Vector<T> &d, Vector<T> a, Vector<
   Vector<T> sum = b;
   if (M::value == emu::merging) {
     vmula(sum, factor, a, mask, MODE_ZEROING);
-    asc_select(d, sum, factor, mask);
+    emu::merge(d, sum, factor, mask);
   } else {
     vmula(sum, factor, a, mask, mode);
     d = sum;
@@ -645,6 +682,7 @@ namespace emu {
 // Sum of a, b (inverted for subtraction) and a carry; the predicate gets the carry out.
 inline void add_carry(vector_bool &carry, vector_u32 &d, const vector_u32 &a, const vector_u32 &b, bool subtract,
                       const vector_bool *carry_in, const vector_bool &mask) {
+  ++vector_instructions;
   vector_bool out;
   vector_u32 r = zeros<uint32_t>();
   for (int i = 0; i < 64; ++i) {
@@ -701,20 +739,24 @@ template <class T> inline void asc_duplicate_highest(Vector<T> &d, Vector<T> s, 
   emu::duplicate_lane(d, s, s.lanes - 1, mask);
 }
 template <class T, class S> inline void asc_arange(Vector<T> &d, S start) {
+  ++emu::vector_instructions;
   for (int i = 0; i < d.lanes; ++i) d.lane[i] = static_cast<T>(start + static_cast<S>(i));
   d.undefined = {};
 }
 template <class T, class S> inline void asc_arange_descend(Vector<T> &d, S start) {
+  ++emu::vector_instructions;
   for (int i = 0; i < d.lanes; ++i) d.lane[i] = static_cast<T>(start - static_cast<S>(i));
   d.undefined = {};
 }
 template <class T> inline void asc_intlv(Vector<T> &low, Vector<T> &high, Vector<T> x, Vector<T> y) {
+  ++emu::vector_instructions;
   Vector<T> r[2];
   for (int i = 0; i < 2 * x.lanes; ++i) emu::copy_lane(r[i / x.lanes], i % x.lanes, i % 2 ? y : x, i / 2);
   low = r[0];
   high = r[1];
 }
 template <class T> inline void asc_deintlv(Vector<T> &even, Vector<T> &odd, Vector<T> x, Vector<T> y) {
+  ++emu::vector_instructions;
   Vector<T> r[2];
   for (int i = 0; i < 2 * x.lanes; ++i) emu::copy_lane(r[i % 2], i / 2, i < x.lanes ? x : y, i % x.lanes);
   even = r[0];
@@ -733,27 +775,32 @@ template <class T> inline void asc_storealign_intlv(T *, Vector<T>, int32_t, vec
 }
 
 template <class D, class S> inline void asc_pack_to_low(Vector<D> &d, Vector<S> s) {
+  ++emu::vector_instructions;
   Vector<D> r = emu::zeros<D>();
   for (int i = 0; i < s.lanes; ++i) emu::copy_lane(r, i, s, i);
   d = r;
 }
 template <class D, class S> inline void asc_pack_to_high(Vector<D> &d, Vector<S> s) {
+  ++emu::vector_instructions;
   Vector<D> r = emu::zeros<D>();
   for (int i = 0; i < s.lanes; ++i) emu::copy_lane(r, s.lanes + i, s, i);
   d = r;
 }
 template <class D, class S> inline void asc_unpack_lower(Vector<D> &d, Vector<S> s) {
+  ++emu::vector_instructions;
   Vector<D> r;
   for (int i = 0; i < r.lanes; ++i) emu::copy_lane(r, i, s, i);
   d = r;
 }
 template <class D, class S> inline void asc_unpack_upper(Vector<D> &d, Vector<S> s) {
+  ++emu::vector_instructions;
   Vector<D> r;
   for (int i = 0; i < r.lanes; ++i) emu::copy_lane(r, i, s, r.lanes + i);
   d = r;
 }
 // Lane i becomes lane index[i], modulo the number of lanes.
 template <class T, class I> inline void asc_gather(Vector<T> &d, Vector<T> s, Vector<I> index) {
+  ++emu::vector_instructions;
   Vector<T> r;
   for (int i = 0; i < r.lanes; ++i) {
     emu::copy_lane(r, i, s, static_cast<int>(static_cast<std::make_unsigned_t<I>>(index.lane[i]) % r.lanes));
@@ -761,6 +808,7 @@ template <class T, class I> inline void asc_gather(Vector<T> &d, Vector<T> s, Ve
   d = r;
 }
 template <class T> inline void asc_squeeze(Vector<T> &d, Vector<T> s, vector_bool mask) {
+  ++emu::vector_instructions;
   Vector<T> r = emu::zeros<T>();
   int count = 0;
   for (int i = 0; i < s.lanes; ++i) {
@@ -770,6 +818,7 @@ template <class T> inline void asc_squeeze(Vector<T> &d, Vector<T> s, vector_boo
 }
 // The number of selected lanes below each lane.
 template <class T> inline void asc_unsqueeze(Vector<T> &d, vector_bool mask) {
+  ++emu::vector_instructions;
   int count = 0;
   for (int i = 0; i < d.lanes; ++i) {
     d.lane[i] = static_cast<T>(count);
@@ -793,6 +842,7 @@ template <class T, bool Maximum> inline T reduction_identity() {
 }
 // The extreme element in lane 0 and the index of its first occurrence in lane 1.
 template <bool Maximum, class T> inline void extreme(Vector<T> &d, const Vector<T> &s, const vector_bool &mask) {
+  ++vector_instructions;
   Vector<T> r = zeros<T>();
   T best = reduction_identity<T, Maximum>();
   uint32_t index = 0;
@@ -819,6 +869,7 @@ template <bool Maximum, class T> inline void extreme(Vector<T> &d, const Vector<
 }
 template <class T, class F>
 inline void reduce_blocks(Vector<T> &d, const Vector<T> &s, const vector_bool &mask, T identity, F combine) {
+  ++vector_instructions;
   constexpr int block = 32 / sizeof(T);
   Vector<T> r = zeros<T>();
   for (int k = 0; k < 8; ++k) {
@@ -839,6 +890,7 @@ inline void reduce_blocks(Vector<T> &d, const Vector<T> &s, const vector_bool &m
 }
 } // namespace emu
 template <class D, class T> inline void asc_reduce_sum(Vector<D> &d, Vector<T> s, vector_bool mask) {
+  ++emu::vector_instructions;
   constexpr int lanes = Vector<T>::lanes;
   D value[lanes];
   for (int i = 0; i < lanes; ++i) value[i] = mask.on<T>(i) ? static_cast<D>(s.lane[i]) : D(0);
@@ -857,6 +909,7 @@ template <class T> inline void asc_reduce_min(Vector<T> &d, Vector<T> s, vector_
   emu::extreme<false>(d, s, mask);
 }
 template <class T> inline void asc_pair_reduce_sum(Vector<T> &d, Vector<T> s, vector_bool mask) {
+  ++emu::vector_instructions;
   Vector<T> r = emu::zeros<T>();
   for (int i = 0; i < s.lanes / 2; ++i) {
     bool even = mask.on<T>(2 * i), odd = mask.on<T>(2 * i + 1);
@@ -877,17 +930,20 @@ template <class T> inline void asc_reduce_min_datablock(Vector<T> &d, Vector<T> 
 
 // Histograms add to d; bin 0 has the values below 128, bin 1 the others.
 inline void asc_frequency_histogram_bin0(vector_u16 &d, vector_u8 s, vector_bool mask) {
+  ++emu::vector_instructions;
   for (int i = 0; i < 256; ++i) {
     if (mask.on<uint8_t>(i) && s.lane[i] < 128) d.lane[s.lane[i]]++;
   }
 }
 inline void asc_frequency_histogram_bin1(vector_u16 &d, vector_u8 s, vector_bool mask) {
+  ++emu::vector_instructions;
   for (int i = 0; i < 256; ++i) {
     if (mask.on<uint8_t>(i) && s.lane[i] >= 128) d.lane[s.lane[i] - 128]++;
   }
 }
 namespace emu {
 inline void accumulate_histogram(vector_u16 &d, const vector_u8 &s, const vector_bool &mask, int first) {
+  ++vector_instructions;
   for (int i = 0; i < 256; ++i) {
     for (int value = 0; value < 128; ++value) {
       if (mask.on<uint8_t>(i) && s.lane[i] <= first + value) d.lane[value]++;
