@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
@@ -90,7 +89,7 @@ def lower(function: Any, key: str | None = None) -> Lowered:
 
 def _resolve(function: Any) -> Any:
     is_prim_func = hasattr(function, "buffer_map")
-    return function() if isinstance(function, Callable) and not is_prim_func else function
+    return function() if callable(function) and not is_prim_func else function
 
 
 def _lower(function: Any) -> Lowered:

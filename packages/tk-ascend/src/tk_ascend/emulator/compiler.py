@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def _templates() -> Path:
     return Path(spec.submodule_search_locations[0]) / "src"
 
 
-def _compile(library: Path, units: list[tuple[str, tuple[str, ...]]]) -> None:
+def _compile(library: Path, units: Sequence[tuple[str, tuple[str, ...]]]) -> None:
     objects = [_object(text, flags) for text, flags in units]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         built = Path(folder) / "built.so"

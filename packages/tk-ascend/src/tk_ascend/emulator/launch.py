@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,7 +21,7 @@ Argument = torch.Tensor | int | float | bool | None
 
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 
-_SCALARS = {
+_SCALARS: dict[str, Any] = {
     "bool": ctypes.c_bool,
     "int": ctypes.c_int32,
     "int8_t": ctypes.c_int8,
@@ -203,16 +203,16 @@ def _bind(lowered: Lowered, arguments: Sequence[Argument]) -> dict[str, Argument
             continue
         if argument is None:
             continue
-        _check_tensor(lowered.name, param, argument)
-        _bind_sizes(values, param.shape, argument.shape)
-        _bind_sizes(values, param.strides or (), argument.stride())
+        tensor = _tensor(lowered.name, param, argument)
+        _bind_sizes(values, param.shape, tensor.shape)
+        _bind_sizes(values, param.strides or (), tensor.stride())
     for param, argument in zip(lowered.params, arguments, strict=True):
         if isinstance(argument, torch.Tensor) and param.shape is not None:
             _check_sizes(lowered.name, param, argument, values)
     return values
 
 
-def _check_tensor(function: str, param: Param, argument: Argument) -> None:
+def _tensor(function: str, param: Param, argument: Argument) -> torch.Tensor:
     if not isinstance(argument, torch.Tensor):
         raise TypeError(f"{function}: {param.name} must be a tensor, got {type(argument).__name__}")
     if argument.device.type != "cpu":
@@ -222,6 +222,7 @@ def _check_tensor(function: str, param: Param, argument: Argument) -> None:
         raise TypeError(f"{function}: {param.name} must be {' or '.join(map(str, allowed))}, got {argument.dtype}")
     if argument.dim() != len(param.shape or ()):
         raise ValueError(f"{function}: {param.name} must have shape {param.shape}, got {tuple(argument.shape)}")
+    return argument
 
 
 def _bind_sizes(values: dict[str, Argument], names: Sequence[int | str], sizes: Sequence[int]) -> None:
@@ -291,9 +292,7 @@ def _run_kernel(
     return tuple(native.emu_note(i).decode() for i in range(native.emu_note_count()))
 
 
-def _cell(
-    kernel: Kernel, parameter: Parameter, argument: Argument, addresses: dict[int, int]
-) -> ctypes._SimpleCData[object]:
+def _cell(kernel: Kernel, parameter: Parameter, argument: Argument, addresses: dict[int, int]) -> Any:
     """One argument in the memory that the entry function reads it from."""
     where = f"{kernel.name}: {parameter.name}"
     if parameter.pointer:
@@ -324,7 +323,7 @@ def _global_memory(native: ctypes.CDLL, kernel: Kernel, arguments: Sequence[Argu
             last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.stride(), strict=True))
             begin = argument.data_ptr()
             end = begin + (last + 1) * argument.element_size()
-            offset = argument.storage_offset() * argument.element_size() % 512
+            offset = int(argument.storage_offset()) * argument.element_size() % 512
             ranges.append((begin, end, parameter.name, offset))
     merged: list[tuple[int, int, str, int]] = []
     for begin, end, name, offset in sorted(ranges):
