@@ -167,7 +167,7 @@ def norm_forward_and_per_token_cast(
         _check_row_buffer(op, "residual_out", residual_out, x, x.dtype)
     inputs = (("x", x), ("residual", residual), ("weight", weight))
     _check_overlaps(op, inputs, q, sf, residual_out, out_bf16, mega_moe_sf)
-    if (mega_moe_sf is None) != (mega_moe_block_m == 0):
+    if mega_moe_block_m != 0 if mega_moe_sf is None else mega_moe_block_m == 0:
         checks.invalid(op, "mega_moe_block_m", "be given exactly together with mega_moe_sf", mega_moe_block_m)
     h = None if residual is None else residual_out if residual_out is not None else _like(x, x.dtype)
     if with_out_bf16 and out_bf16 is None:

@@ -63,6 +63,8 @@ def apply_rotary(
     >>> q.tolist()
     [[[0.0, 1.0]]]
     """
+    if isinstance(seqlen_offset, bool) or not isinstance(seqlen_offset, (int, torch.SymInt)):
+        raise InvalidDtypeError(f"transform.apply_rotary: seqlen_offset must be an int, got {type(seqlen_offset).__name__}")
     APPLY_ROTARY(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
 
 
@@ -80,8 +82,6 @@ def _check(
     checks.dtype(op, "query", query, (torch.bfloat16, torch.float32, torch.float64))
     if query.dim() not in (3, 4):
         checks.invalid(op, "query", "have shape (N, heads, D) or (B, S, heads, D)", tuple(query.shape))
-    if isinstance(seqlen_offset, bool) or not isinstance(seqlen_offset, (int, torch.SymInt)):
-        raise InvalidDtypeError(f"{op}: seqlen_offset must be an int, got {type(seqlen_offset).__name__}")
     _check_heads(op, "query", query)
     _check_cache(op, query, cos_sin_cache)
     if key is not None:

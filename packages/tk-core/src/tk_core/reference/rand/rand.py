@@ -18,7 +18,7 @@ def rand(state: Tensor, size: Sequence[int], fmt: str) -> Tensor:
     count = math.prod(size)
     words = draw(state, count, stream=1).flatten()[:count]
     bits = _BITS[fmt]
-    return ((words >> (32 - bits)).float() * 2.0**-bits).view(*size).to(DTYPES[fmt])
+    return ((words >> (32 - bits)).float() * 2.0**-bits).view(tuple(size)).to(DTYPES[fmt])
 
 
 REFERENCES = {"rand.rand": rand}

@@ -32,7 +32,7 @@ def randn(state: Tensor, size: Sequence[int], fmt: str) -> Tensor:
     words = draw(state, count, stream=0)
     pairs = words.view(-1, 2)
     normal = torch.stack(box_muller(pairs[:, 0], pairs[:, 1]), dim=1)
-    return normal.flatten()[:count].view(*size).to(DTYPES[fmt])
+    return normal.flatten()[:count].view(tuple(size)).to(DTYPES[fmt])
 
 
 def box_muller(radius_word: Tensor, angle_word: Tensor) -> tuple[Tensor, Tensor]:
