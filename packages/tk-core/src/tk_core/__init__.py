@@ -19,7 +19,7 @@ from .registry import use_backend
 
 backends.load()
 
-from . import config, moe, quant, rand, transform  # noqa: E402  (operators may be called as soon as they exist, so backends come first)
+from . import config, layers, moe, quant, rand, transform  # noqa: E402  (operators may be called as soon as they exist, so backends come first)
 
 __all__ = [
     "AmbiguousBackendError",
@@ -30,6 +30,7 @@ __all__ = [
     "UnsupportedError",
     "backends",
     "config",
+    "layers",
     "moe",
     "quant",
     "rand",

@@ -64,7 +64,8 @@ def apply_rotary(
     [[[0.0, 1.0]]]
     """
     if isinstance(seqlen_offset, bool) or not isinstance(seqlen_offset, (int, torch.SymInt)):
-        raise InvalidDtypeError(f"transform.apply_rotary: seqlen_offset must be an int, got {type(seqlen_offset).__name__}")
+        kind = type(seqlen_offset).__name__
+        raise InvalidDtypeError(f"transform.apply_rotary: seqlen_offset must be an int, got {kind}")
     APPLY_ROTARY(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
 
 
