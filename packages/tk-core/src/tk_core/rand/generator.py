@@ -98,8 +98,8 @@ def set_seed(seed: int) -> None:
         generator.manual_seed(seed)
 
 
-def default_state(device: str) -> Tensor:
-    """State of the default generator of a device such as ``"cuda:0"``."""
+def default_state(device: str | torch.device | None) -> Tensor:
+    """State of the default generator of a device; None is the default device."""
     where = torch.empty(0, device=device).device
     if where not in _defaults:
         _defaults[where] = Generator(where, _seed)
@@ -114,7 +114,7 @@ default_state._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def state_for(op: str, device: str | torch.device | None, generator: Generator | Tensor | None) -> Tensor:
     """The state to draw from: the given generator's, else the default one of the device."""
     if generator is None:
-        return default_state(str(torch.get_default_device() if device is None else torch.device(device)))
+        return default_state(device)
     state = generator.state if isinstance(generator, Generator) else generator
     if not isinstance(state, Tensor):
         raise InvalidDtypeError(
