@@ -167,6 +167,12 @@ def faults(kit):
         simt="*(__gm__ float*)(uint64_t)(16 + t) = 0;",
     )
     yield plant(
+        "stack_overflow",
+        simt,
+        r"stack_overflow: block 0, memory access .*: segmentation fault: .* local arrays beyond the stack",
+        simt="volatile float big[100000]; for (int i = 99999; i >= 0; --i) big[i] = 1; u[t] = big[5];",
+    )
+    yield plant(
         "never_written",
         f"{kit.load('u', 'x', 512)} {through} {store}",
         r"asc_copy_ub2gm_align on pipe MTE3: uninitialised: stores UB bytes \[512, 1024\)",
@@ -265,7 +271,7 @@ NAMES = [
     "wait_before_simd", "wait_before_simt", "wait_before_store", "reuse_while_read", "scalar_write",
     "barrier_between_threads", "threads_write_alike", "ub_overflow_simd", "ub_overflow_simt", "ub_overflow_dma",
     "misaligned_load", "misaligned_store", "misaligned_dma", "unbalanced_flag", "event_number", "deadlock",
-    "deadlock_of_blocks", "load_past_the_end", "store_past_the_end", "simt_past_the_end", "wild_address",
+    "deadlock_of_blocks", "load_past_the_end", "store_past_the_end", "simt_past_the_end", "wild_address", "stack_overflow",
     "never_written", "undefined_through_registers", "blocks_write_alike", "block_reads_another", "atomic_and_plain",
     "read_back_too_early", "vector_order",
 ]  # fmt: skip

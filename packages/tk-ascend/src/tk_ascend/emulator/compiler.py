@@ -26,6 +26,7 @@ _FLAGS = (
     "-ffp-contract=off",
     "-fno-gnu-unique",
     "-fno-threadsafe-statics",
+    "-fstack-clash-protection",
     "-w",
 )
 _OPTIMIZED = ("-O2",)

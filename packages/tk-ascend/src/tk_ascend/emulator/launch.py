@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ Mode = Literal["checked", "adversarial", "fast"]
 Argument = torch.Tensor | int | float | bool | None
 
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+
+_one_at_a_time = threading.Lock()  # the runtime has one machine
 
 _SCALARS: dict[str, Any] = {
     "bool": ctypes.c_bool,
@@ -123,7 +126,8 @@ def run(
     """
     options = Options(mode, seed, check_vector_order)
     if isinstance(program, Program):
-        return _run_kernel(program, program.kernel(kernel), arguments, blocks, options)
+        counts = _run_kernel(program, program.kernel(kernel), arguments, blocks, options)
+        return counts.notes if counts is not None else ()
     return _run_lowered(program, arguments, options)
 
 
@@ -149,7 +153,6 @@ def run_counted(lowered: Lowered, arguments: Sequence[Argument], options: Option
     """Run the launches of a lowered function one after the other, as ``run`` does."""
     program = build(lowered.source, checked=options.mode != "fast")
     values = _bind(lowered, arguments)
-    native = runtime()
     for launch in lowered.launches:
         if not eval(launch.condition, {"__builtins__": {}}, _Names(values)):
             continue
@@ -157,16 +160,9 @@ def run_counted(lowered: Lowered, arguments: Sequence[Argument], options: Option
         passed = [_evaluate(a, values) for a in launch.arguments]
         kernel = program.kernel(launch.kernel)
         _check_capacity(launch, kernel)
-        notes = _run_kernel(program, kernel, passed, blocks, options)
-        if not isinstance(blocks, int) or blocks == 0:
-            continue
-        traffic = {
-            (pipe, memory, direction): native.emu_traffic(number, is_global, written)
-            for number, pipe in enumerate(PIPES)
-            for is_global, memory in enumerate(("local", "global"))
-            for written, direction in enumerate(("read", "written"))
-        }
-        yield Counts(kernel, blocks, traffic, native.emu_vector_instructions(), native.emu_multiplications(), notes)
+        counts = _run_kernel(program, kernel, passed, blocks, options)
+        if counts is not None:
+            yield counts
 
 
 def _check_capacity(launch: Launch, kernel: Kernel) -> None:
@@ -259,17 +255,18 @@ def _packed(param: Param, shape: tuple[Argument, ...]) -> tuple[Argument, ...]:
 
 def _run_kernel(
     program: Program, kernel: Kernel, arguments: Sequence[Argument], blocks: Argument, options: Options
-) -> tuple[str, ...]:
+) -> Counts | None:
+    """None when there is nothing to launch."""
     if not isinstance(blocks, int) or blocks < 0:
         raise ValueError(f"{kernel.name}: blocks must be a number of at least 0, got {blocks!r}")
     if len(arguments) != len(kernel.parameters):
         names = [p.name for p in kernel.parameters]
         raise TypeError(f"{kernel.name} takes {len(names)} arguments {names}, got {len(arguments)}")
     if blocks == 0:
-        return ()
+        return None
     library = load(program.library)
     native = runtime()
-    with _global_memory(native, kernel, arguments) as addresses:
+    with _one_at_a_time, _global_memory(native, kernel, arguments) as addresses:
         cells = [_cell(kernel, p, a, addresses) for p, a in zip(kernel.parameters, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(c) for c in cells))
         entry = ctypes.cast(getattr(library, f"emu_entry_{kernel.name}"), ctypes.c_void_p)
@@ -286,10 +283,17 @@ def _run_kernel(
             options.seed,
         )
         native.emu_launch(ctypes.byref(request))
-    reports = [native.emu_report(i).decode() for i in range(native.emu_report_count())]
-    if reports:
-        raise EmulatorError(reports)
-    return tuple(native.emu_note(i).decode() for i in range(native.emu_note_count()))
+        reports = [native.emu_report(i).decode() for i in range(native.emu_report_count())]
+        if reports:
+            raise EmulatorError(reports)
+        traffic = {
+            (pipe, memory, direction): native.emu_traffic(number, is_global, written)
+            for number, pipe in enumerate(PIPES)
+            for is_global, memory in enumerate(("local", "global"))
+            for written, direction in enumerate(("read", "written"))
+        }
+        notes = tuple(native.emu_note(i).decode() for i in range(native.emu_note_count()))
+        return Counts(kernel, blocks, traffic, native.emu_vector_instructions(), native.emu_multiplications(), notes)
 
 
 def _cell(kernel: Kernel, parameter: Parameter, argument: Argument, addresses: dict[int, int]) -> Any:

@@ -44,7 +44,7 @@ constexpr size_t slot_bytes = 1 << 20;          // address distance of two memor
 constexpr size_t core_bytes = 8 * slot_bytes;   // address distance of two cores
 constexpr size_t max_cores = 1024;
 constexpr size_t stack_bytes = 1 << 20;
-constexpr size_t thread_stack_bytes = 64 << 10;
+constexpr size_t thread_stack_bytes = 128 << 10;
 constexpr size_t guard_bytes = 64 << 10;
 constexpr int event_count = 8;
 constexpr int flag_count = 64;
@@ -58,6 +58,13 @@ void *map(size_t bytes) {
     std::abort();
   }
   return address;
+}
+
+// A stack whose overflow faults.
+uint8_t *map_stack(size_t bytes) {
+  auto *stack = static_cast<uint8_t *>(map(bytes));
+  mprotect(stack, 4096, PROT_NONE);
+  return stack;
 }
 
 // ---- reports -------------------------------------------------------------------------------------------------------
@@ -932,7 +939,7 @@ void run_threads(dim3 shape, const std::function<void()> &body) {
   warps.assign((count + 31) / 32, {});
   meetings.assign(warps.size(), 1);
   ++thread_epoch;
-  while (thread_stacks.size() < count) thread_stacks.push_back(static_cast<uint8_t *>(map(thread_stack_bytes)));
+  while (thread_stacks.size() < count) thread_stacks.push_back(map_stack(thread_stack_bytes));
   std::vector<int> order(count);
   for (size_t i = 0; i < count; ++i) {
     order[i] = static_cast<int>(i);
@@ -1079,7 +1086,7 @@ const Launch *launch;
 sigjmp_buf fault;
 
 void on_fault(int) {
-  report("memory access", "segmentation fault: an address outside every memory");
+  report("memory access", "segmentation fault: an address outside every memory, or local arrays beyond the stack");
   siglongjmp(fault, 1);
 }
 
@@ -1092,7 +1099,7 @@ void core_entry() {
 void start_core(size_t slot, int block) {
   if (cores.size() <= slot) {
     cores.emplace_back();
-    cores.back().stack = static_cast<uint8_t *>(map(stack_bytes));
+    cores.back().stack = map_stack(stack_bytes);
     for (int m = 0; m < memory_count; ++m) {
       Region &region = cores.back().memory[m];
       region.name = memory_names[m];
@@ -1320,7 +1327,12 @@ void emu_launch(const Launch *request) {
   }
   struct sigaction action {}, segv, bus;
   action.sa_handler = on_fault;
-  action.sa_flags = SA_NODEFER;
+  action.sa_flags = SA_NODEFER | SA_ONSTACK; // the running stack may be the one that overflowed
+  static auto *signal_stack = static_cast<uint8_t *>(map(stack_bytes));
+  stack_t alternative{}, previous{};
+  alternative.ss_sp = signal_stack;
+  alternative.ss_size = stack_bytes;
+  sigaltstack(&alternative, &previous);
   sigaction(SIGSEGV, &action, &segv);
   sigaction(SIGBUS, &action, &bus);
   if (sigsetjmp(fault, 1) == 0) {
@@ -1328,6 +1340,7 @@ void emu_launch(const Launch *request) {
   }
   sigaction(SIGSEGV, &segv, nullptr);
   sigaction(SIGBUS, &bus, nullptr);
+  sigaltstack(&previous, nullptr);
   thread = -1;
   check_guards();
 }
