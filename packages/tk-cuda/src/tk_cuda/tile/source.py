@@ -1,0 +1,327 @@
+"""CUDA device functions for number formats and scales, shared by all kernels that quantize.
+
+Kernels import :data:`SOURCE` with ``T.import_source(SOURCE)`` and call the functions with ``T.call_extern``, or through
+the wrappers of ``tile.scales`` and ``tile.encode``. Every function is exact where the formats are: no fast math, no
+flush to zero, results do not depend on the architecture. ``TK_FN`` can be redefined so that a host compiler builds the
+same text for tests.
+"""
+
+from __future__ import annotations
+
+_BASE = r"""
+#ifndef TK_TILE
+#define TK_TILE
+#ifndef TK_FN
+#define TK_FN __device__ __forceinline__
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define TK_HAS_FP8 1
+#endif
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
+#define TK_HAS_FP4 1
+#endif
+
+TK_FN unsigned tk_bits(float x) { return __float_as_uint(x); }
+TK_FN float tk_float(unsigned bits) { return __uint_as_float(bits); }
+
+// bf16 pairs: element 0 in the low half.
+TK_FN float tk_bf16_lo(unsigned pair) { return tk_float(pair << 16); }
+TK_FN float tk_bf16_hi(unsigned pair) { return tk_float(pair & 0xffff0000u); }
+
+// Round to nearest even; a NaN stays a NaN.
+TK_FN unsigned tk_to_bf16x2(float lo, float hi) {
+#ifdef __CUDA_ARCH__
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+  return pair;
+#else
+  unsigned pair = 0;
+  const float v[2] = {lo, hi};
+  for (int i = 0; i < 2; ++i) {
+    unsigned b = tk_bits(v[i]);
+    unsigned h = v[i] != v[i] ? 0x7fffu : (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+    pair |= h << (16 * i);
+  }
+  return pair;
+#endif
+}
+TK_FN unsigned short tk_to_bf16(float x) { return (unsigned short)tk_to_bf16x2(x, 0.0f); }
+"""
+
+_AMAX = r"""
+// Largest magnitudes, kept as the bits of a non-negative fp32: an unsigned maximum, in which Inf and NaN win.
+TK_FN unsigned tk_amax(unsigned acc, float x) {
+  const unsigned b = tk_bits(x) & 0x7fffffffu;
+  return acc > b ? acc : b;
+}
+TK_FN unsigned tk_amax_bits(unsigned a, unsigned b) { return a > b ? a : b; }
+// The same for two bf16 at once, each in its half; tk_amax_fold gives the fp32 bits of the larger.
+TK_FN unsigned tk_amax_bf16x2(unsigned acc, unsigned pair) {
+#ifdef __CUDA_ARCH__
+  unsigned out;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(acc), "r"(pair & 0x7fff7fffu));
+  return out;
+#else
+  const unsigned p = pair & 0x7fff7fffu;
+  const unsigned lo = (acc & 0xffffu) > (p & 0xffffu) ? acc & 0xffffu : p & 0xffffu;
+  const unsigned hi = (acc >> 16) > (p >> 16) ? acc >> 16 : p >> 16;
+  return hi << 16 | lo;
+#endif
+}
+TK_FN unsigned tk_amax_fold(unsigned acc) { return tk_amax_bits(acc << 16, acc & 0xffff0000u); }
+"""
+
+_E4M3 = r"""
+// fp32 to e4m3: nearest even, saturating, the sign of zero and NaN kept.
+TK_FN unsigned tk_e4m3_soft(float v) {
+  const unsigned b = tk_bits(v), sign = (b >> 24) & 0x80u, mag = b & 0x7fffffffu;
+  if (mag > 0x7f800000u) return sign | 0x7fu;
+  const float a = fminf(tk_float(mag), 448.0f);
+  // Adding 2^20 times the power of two below a (at least 2^-6) rounds a to three mantissa bits.
+  unsigned p = tk_bits(a) & 0x7f800000u;
+  p = p > 0x3c800000u ? p : 0x3c800000u;
+  const unsigned w = tk_bits(__fadd_rn(a, tk_float(p + (20u << 23))));
+  return sign | ((w + (w >> 20) - 1128u) & 0x7fu);
+}
+TK_FN unsigned tk_e4m3x2(float lo, float hi) {
+#ifdef TK_HAS_FP8
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
+  return pair;
+#else
+  return tk_e4m3_soft(lo) | tk_e4m3_soft(hi) << 8;
+#endif
+}
+TK_FN unsigned tk_e4m3x1(float v) { return tk_e4m3x2(v, 0.0f) & 0xffu; }
+TK_FN unsigned tk_e4m3x4(const float* v) { return tk_e4m3x2(v[0], v[1]) | tk_e4m3x2(v[2], v[3]) << 16; }
+
+// e4m3 to fp32, exact; `at` is the byte of the word.
+TK_FN float tk_from_e4m3(unsigned word, int at) {
+  const unsigned b = word >> (8 * at);
+  // The three mantissa and four exponent bits, read as fp32, are the value times 2^-120, subnormals included.
+  const unsigned bits = (b & 0x7fu) == 0x7fu ? 0x7fc00000u : tk_bits(__fmul_rn(tk_float((b & 0x7fu) << 20), 0x1p120f));
+  return tk_float(bits | (b & 0x80u) << 24);
+}
+TK_FN void tk_from_e4m3x4(float* v, unsigned word) {
+#ifdef TK_HAS_FP8
+  unsigned lo, hi;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }"
+      : "=r"(lo), "=r"(hi) : "r"(word));
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
+      : "=f"(v[0]), "=f"(v[1]) : "r"(lo));
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
+      : "=f"(v[2]), "=f"(v[3]) : "r"(hi));
+#else
+  for (int i = 0; i < 4; ++i) v[i] = tk_from_e4m3(word, i);
+#endif
+}
+"""
+
+_E2M1 = r"""
+// fp32 to e2m1: nearest even, saturating, the sign of zero kept; a NaN becomes +-6.
+TK_FN unsigned tk_e2m1_soft(float v) {
+  const unsigned sign = (tk_bits(v) >> 28) & 8u;
+  const float a = fminf(tk_float(tk_bits(v) & 0x7fffffffu), 6.0f);
+  unsigned p = tk_bits(a) & 0x7f800000u;
+  p = p > 0x3f800000u ? p : 0x3f800000u;
+  const unsigned w = tk_bits(__fadd_rn(a, tk_float(p + (22u << 23))));
+  return sign | ((w + (w >> 22) - 298u) & 7u);
+}
+TK_FN unsigned tk_e2m1x2(float lo, float hi) { return tk_e2m1_soft(lo) | tk_e2m1_soft(hi) << 4; }
+
+// A magnitude up to 6 rounded to e2m1, times 2^-6: an e4m3 whose bits 4..2 are the code.
+TK_FN float tk_e2m1_as_e4m3(float v) {
+  const float m = tk_float(tk_bits(fmaxf(fabsf(v), 1.0f)) & 0x7f800000u);
+  const float w = __fmaf_rn(m, 0x1.8p22f, v);       // rounds v to one mantissa bit, multiples of 0.5 below 1
+  const float d = __fmaf_rn(m, 0x1.8p22f, -w);      // minus the rounded value, exact; +0 where it is zero
+  // -d is -0 for zero, so adding a trace of v gives every zero the sign of v and changes nothing else.
+  return __fmaf_rn(v, 0x1p-34f, -d) * 0x1p-6f;
+}
+// Eight values to eight codes, element 0 in the low nibble. `saturate` says whether magnitudes can pass 6.
+TK_FN unsigned tk_e2m1x8(const float* x, bool saturate) {
+#if defined(TK_HAS_FP4)
+  unsigned out;
+  asm("{ .reg .b8 a, b, c, d;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\ncvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;\ncvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n"
+      "mov.b32 %0, {a, b, c, d}; }"
+      : "=r"(out)
+      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "f"(x[4]), "f"(x[5]), "f"(x[6]), "f"(x[7]));
+  return out;
+#elif defined(TK_HAS_FP8) || !defined(__CUDA_ARCH__)
+  float r[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) r[i] = tk_e2m1_as_e4m3(saturate ? fmaxf(fminf(x[i], 6.0f), -6.0f) : x[i]);
+  const unsigned even = tk_e4m3x2(r[0], r[2]) | tk_e4m3x2(r[4], r[6]) << 16;
+  const unsigned odd = tk_e4m3x2(r[1], r[3]) | tk_e4m3x2(r[5], r[7]) << 16;
+  return ((even >> 4) & 0x08080808u) | ((even >> 2) & 0x07070707u) | (odd & 0x80808080u) |
+         ((odd << 2) & 0x70707070u);
+#else
+  unsigned out = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out |= tk_e2m1x2(x[2 * i], x[2 * i + 1]) << (8 * i);
+  return out;
+#endif
+}
+// Four values to two bytes.
+TK_FN unsigned tk_e2m1x4(const float* x, bool saturate) {
+  const float v[8] = {x[0], x[1], x[2], x[3], 0.0f, 0.0f, 0.0f, 0.0f};
+  return tk_e2m1x8(v, saturate) & 0xffffu;
+}
+
+// e2m1 to fp32, exact; `at` is the nibble of the word.
+TK_FN float tk_from_e2m1(unsigned word, int at) {
+  const unsigned c = word >> (4 * at);
+  return tk_float(tk_bits(__fmul_rn(tk_float((c & 7u) << 22), 0x1p126f)) | (c & 8u) << 28);
+}
+"""
+
+_E5M6 = r"""
+// fp32 to e5m6 by the rule of the format's definition: fp16 toward zero, cut to twelve bits, then rounded by the low
+// seventeen bits of the fp32 pattern (nearest even for normal codes).
+TK_FN unsigned tk_e5m6(float v) {
+  unsigned short h;
+#ifdef __CUDA_ARCH__
+  asm("cvt.rz.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
+#else
+  h = tk_host_f16_rz(v);
+#endif
+  const unsigned code = h >> 4;
+  return (code + ((tk_bits(v) & 0x1ffffu) + (code & 1u) > 0x10000u ? 1u : 0u)) & 0xfffu;
+}
+// Eight values to three words, a big-endian stream of twelve-bit codes in little-endian words.
+TK_FN void tk_e5m6x8(unsigned* words, const float* v) {
+  unsigned h[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) h[i] = tk_e5m6(v[i]);
+  words[0] = h[0] << 20 | h[1] << 8 | h[2] >> 4;
+  words[1] = h[2] << 28 | h[3] << 16 | h[4] << 4 | h[5] >> 8;
+  words[2] = h[5] << 24 | h[6] << 12 | h[7];
+}
+TK_FN float tk_from_f16(unsigned h) {
+#ifdef __CUDA_ARCH__
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"((unsigned short)h));
+  return out;
+#else
+  return tk_host_from_f16(h);
+#endif
+}
+TK_FN void tk_from_e5m6x8(float* v, const unsigned* words) {
+  const unsigned a = words[0], b = words[1], c = words[2];
+  v[0] = tk_from_f16((a >> 16) & 0xfff0u);
+  v[1] = tk_from_f16((a >> 4) & 0xfff0u);
+  v[2] = tk_from_f16(((a << 8) & 0xff00u) | ((b >> 24) & 0xf0u));
+  v[3] = tk_from_f16((b >> 12) & 0xfff0u);
+  v[4] = tk_from_f16(b & 0xfff0u);
+  v[5] = tk_from_f16(((b << 12) & 0xf000u) | ((c >> 20) & 0xff0u));
+  v[6] = tk_from_f16((c >> 8) & 0xfff0u);
+  v[7] = tk_from_f16((c << 4) & 0xfff0u);
+}
+"""
+
+_SCALES = r"""
+// Scales of a block from the bits of its amax, already raised to the clamp. A block with a NaN or an Inf gets a NaN.
+TK_FN float tk_sf_plain(unsigned amax, float qmax) {
+  return amax >= 0x7f800000u ? tk_float(0x7fc00000u) : __fdiv_rn(tk_float(amax), qmax);
+}
+TK_FN float tk_inv_plain(unsigned amax, float qmax) {
+  return amax == 0u ? 0.0f : __fdiv_rn(qmax, tk_float(amax));
+}
+// Biased exponent of the smallest power of two that is at least amax / qmax, for qmax = 448, 6 or 65024, whose
+// mantissa bits are given: ceil(log2) is a comparison of mantissas. 0 where amax / qmax underflows to 0, 255 for NaN.
+TK_FN unsigned tk_ue8m0(unsigned amax, float qmax) {
+  const unsigned q = tk_bits(qmax);
+  const int e = (int)((amax + (0x7fffffu - (q & 0x7fffffu))) >> 23) - (int)(q >> 23) + 127;
+  const int least = amax > (unsigned)(qmax * 0.5f) ? 1 : 0;
+  const int biased = e > least ? e : least;
+  return amax >= 0x7f800000u ? 255u : (unsigned)biased;
+}
+TK_FN float tk_sf_ue8m0(unsigned biased) { return tk_float(biased == 255u ? 0x7fc00000u : biased << 23); }
+TK_FN float tk_inv_ue8m0(unsigned biased) { return biased == 0u ? 0.0f : tk_float((254u - biased) << 23); }
+TK_FN unsigned tk_sf_e4m3(unsigned amax, float qmax) {
+  return amax >= 0x7f800000u ? 0x7fu : tk_e4m3x1(__fdiv_rn(tk_float(amax), qmax));
+}
+TK_FN float tk_inv_e4m3(unsigned sf) { return sf == 0u ? 0.0f : __frcp_rn(tk_from_e4m3(sf, 0)); }
+// UE8M0 to fp32 as OCP MX has it: byte 0 is 2^-127, byte 255 is NaN.
+TK_FN float tk_from_ue8m0(unsigned byte) {
+  return tk_float(byte == 0u ? 0x00400000u : byte == 255u ? 0x7fc00000u : byte << 23);
+}
+"""
+
+_STOCHASTIC = r"""
+// Random bits for four values to be rounded: a hash of their fp32 patterns and of the index of the quad.
+TK_FN unsigned tk_hash(const float* v, unsigned index) {
+  unsigned h = tk_bits(v[0]) * 0x5671D42Bu + tk_bits(v[1]) * 0x9995E499u + tk_bits(v[2]) * 0xACE1B8A5u +
+               tk_bits(v[3]) * 0xE153538Du + index;
+  h ^= h >> 23;
+  h *= 0x7FEB352Du;
+  return h ^ h >> 16;
+}
+TK_FN unsigned tk_hash0(unsigned h) {
+  const unsigned r = h * 0x846CA68Bu;
+  return r ^ r >> 11;
+}
+TK_FN unsigned tk_hash1(unsigned h) {
+  const unsigned r = h * 0xD35A2D97u;
+  return r ^ r >> 11;
+}
+TK_FN unsigned tk_rotl(unsigned r, int n) { return n ? r << n | r >> (32 - n) : r; }
+
+// |v| rounded stochastically to the grid whose smallest binade starts at `low` and has 2^bits steps: up where
+// r < floor(2^32 fraction). The fraction is exact: it is a difference of multiples of the last bit of v.
+TK_FN float tk_stochastic(float a, unsigned r, float low, int bits) {
+  unsigned p = tk_bits(a) & 0x7f800000u;
+  p = p > tk_bits(low) ? p : tk_bits(low);
+  const float t = __fmul_rn(a, tk_float(((254u + bits) << 23) - p));       // in steps
+  const float whole = __fsub_rn(__fadd_rz(t, 8388608.0f), 8388608.0f);
+  const unsigned cut = __float2uint_rz(__fmul_rn(__fsub_rn(t, whole), 4294967296.0f));
+  return __fmul_rn(r < cut ? __fadd_rn(whole, 1.0f) : whole, tk_float(p - ((unsigned)bits << 23)));
+}
+TK_FN float tk_copysign(float a, float v) { return tk_float((tk_bits(a) & 0x7fffffffu) | (tk_bits(v) & 0x80000000u)); }
+TK_FN float tk_stochastic_e4m3(float v, unsigned r) {
+  if (!(fabsf(v) < 448.0f)) return v;
+  return tk_copysign(tk_stochastic(fabsf(v), r, 0x1p-6f, 3), v);
+}
+TK_FN unsigned tk_e4m3x4_stochastic(const float* v, unsigned index) {
+  const unsigned r = tk_hash0(tk_hash(v, index));
+  float s[4];
+  const float least = fminf(fminf(fabsf(v[0]), fabsf(v[1])), fminf(fabsf(v[2]), fabsf(v[3])));
+  const float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+  if (least >= 0x1p-6f && most <= 448.0f) {
+    // Normal codes: r < 2^12 fraction is a carry out of the cut bits of fraction + ~r.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = tk_float((tk_bits(v[i]) + (~tk_rotl(r, 8 * i) >> 12)) & 0xfff00000u);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = tk_stochastic_e4m3(v[i], tk_rotl(r, 8 * i));
+  }
+  return tk_e4m3x4(s);
+}
+// Four values to two bytes of e2m1; the rounded values are exact, so the encoder only packs them.
+TK_FN unsigned tk_e2m1x4_stochastic(const float* v, unsigned index) {
+  const unsigned r = tk_hash0(tk_hash(v, index));
+  float s[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float a = fminf(fabsf(v[i]), 6.0f);
+    s[i] = tk_copysign(tk_stochastic(a, tk_rotl(r, 8 * i), 1.0f, 1), v[i]);
+  }
+  return tk_e2m1x4(s, false);
+}
+// One value to bf16 bits: up where the 16 random bits are below the cut ones; saturates, keeps Inf, quiets NaN.
+TK_FN unsigned tk_bf16_stochastic(float v, unsigned r) {
+  const unsigned b = tk_bits(v), magnitude = b & 0x7fffffffu;
+  if (magnitude >= 0x7f800000u) return (b >> 16) | (magnitude > 0x7f800000u ? 0x40u : 0u);
+  const unsigned up = (b >> 16) + ((r & 0xffffu) < (b & 0xffffu) ? 1u : 0u);
+  return (up & 0x7fffu) == 0x7f80u ? up - 1u : up;
+}
+TK_FN void tk_bf16x4_stochastic(unsigned* pairs, const float* v, unsigned index) {
+  const unsigned h = tk_hash(v, index), r0 = tk_hash0(h), r1 = tk_hash1(h);
+  pairs[0] = tk_bf16_stochastic(v[0], r0) | tk_bf16_stochastic(v[1], r0 >> 16) << 16;
+  pairs[1] = tk_bf16_stochastic(v[2], r1) | tk_bf16_stochastic(v[3], r1 >> 16) << 16;
+}
+#endif
+"""
+
+SOURCE = _BASE + _AMAX + _E4M3 + _E2M1 + _E5M6 + _SCALES + _STOCHASTIC
