@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .. import checks
-from ..quant import norm_backward, norm_forward
+from ..quant.norm_backward import norm_backward
+from ..quant.norm_forward import norm_forward
 
 
 def rms_norm(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .. import checks
-from ..transform import apply_rotary
+from ..transform.apply_rotary import apply_rotary
 
 
 def rotary_embedding(
@@ -80,8 +80,8 @@ class _Rotary(torch.autograd.Function):
         ctx.save_for_backward(cos_sin_cache, positions)
         ctx.options = (interleaved, not conjugate, seqlen_offset)
         ctx.set_materialize_grads(False)
-        first, second = _rotated(query, key, cos_sin_cache, positions, interleaved, conjugate, seqlen_offset)
-        return (first,) if second is None else (first, second)
+        rotated = _rotated(query, key, cos_sin_cache, positions, interleaved, conjugate, seqlen_offset)
+        return tuple(t for t in rotated if t is not None)
 
     @staticmethod
     @once_differentiable

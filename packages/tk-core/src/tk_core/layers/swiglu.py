@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..quant import swiglu_backward, swiglu_forward
+from ..quant.swiglu_backward import swiglu_backward
+from ..quant.swiglu_forward import swiglu_forward
 
 FORMATS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 

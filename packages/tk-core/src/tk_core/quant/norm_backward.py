@@ -102,20 +102,23 @@ def _check(
         checks.invalid(op, "x", "have at least 1 column", x.shape[1])
     checks.last_stride_1(op, "x", x)
     check_weight(op, x, weight)
-    for name, t in (("out_grad", out_grad), ("residual_out_grad", residual_out_grad)):
-        if t is None and name == "residual_out_grad":
-            continue
-        checks.is_tensor(op, name, t)
-        checks.dtype(op, name, t, (x.dtype,))
-        checks.shape(op, name, t, x.shape, "shape of x")
-        checks.last_stride_1(op, name, t)
-        checks.same_device(op, name, t, x.device)
+    _check_gradient(op, "out_grad", out_grad, x)
+    if residual_out_grad is not None:
+        _check_gradient(op, "residual_out_grad", residual_out_grad, x)
     checks.is_tensor(op, "rstd", rstd)
     checks.dtype(op, "rstd", rstd, (compute_dtype(x.dtype),))
     checks.shape(op, "rstd", rstd, (x.shape[0],), "(T,)")
     checks.contiguous(op, "rstd", rstd)
     checks.same_device(op, "rstd", rstd, x.device)
     _check_weight_grad(op, x, weight, weight_grad)
+
+
+def _check_gradient(op: str, name: str, t: Tensor, x: Tensor) -> None:
+    checks.is_tensor(op, name, t)
+    checks.dtype(op, name, t, (x.dtype,))
+    checks.shape(op, name, t, x.shape, "shape of x")
+    checks.last_stride_1(op, name, t)
+    checks.same_device(op, name, t, x.device)
 
 
 def _check_weight_grad(op: str, x: Tensor, weight: Tensor | None, weight_grad: Tensor | None) -> None:

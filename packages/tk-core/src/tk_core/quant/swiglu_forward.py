@@ -74,8 +74,8 @@ def swiglu_forward(
     Cost: one pass; reads the valid rows of ``x``, writes half as many elements; bound by memory bandwidth.
     Source: Shazeer, GLU Variants Improve Transformer (2020); expert layout after DeepSeek-V3, section 3.2.
 
-    >>> swiglu_forward(torch.tensor([[50.0, 50.0]]), "fp32", clamp_value=10.0).round(decimals=4).tolist()
-    [[99.9955]]
+    >>> round(swiglu_forward(torch.tensor([[50.0, 50.0]]), "fp32", clamp_value=10.0).item(), 4)
+    99.9955
     """
     return SWIGLU_FORWARD(
         x,

@@ -53,7 +53,7 @@ def randn(
     Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011); Box and Muller (1958).
 
     >>> randn(2, generator=Generator(seed=42)).tolist()
-    [-0.9701896905899048, 0.1940190941095352]
+    [-0.9701896905899048, 0.19401903450489044]
     """
     state = state_for("rand.randn", device, generator)
     return RANDN(state, size_of("rand.randn", size), draw_format("rand.randn", dtype))
@@ -80,7 +80,7 @@ def randn_like(input: Tensor, generator: Generator | Tensor | None = None) -> Te
     Source: as ``randn``.
 
     >>> randn_like(torch.zeros(1, 2), Generator(seed=42)).tolist()
-    [[-0.9701896905899048, 0.1940190941095352]]
+    [[-0.9701896905899048, 0.19401903450489044]]
     """
     checks.is_tensor("rand.randn_like", "input", input)
     state = state_for("rand.randn_like", input.device, generator)

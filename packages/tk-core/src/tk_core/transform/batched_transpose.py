@@ -30,6 +30,7 @@ def batched_transpose(x: Tensor) -> Tensor:
     Cost: one pass; reads ``x``, writes as much; bound by memory bandwidth.
     Source: none.
 
+    >>> import torch
     >>> batched_transpose(torch.tensor([[[1, 2]], [[3, 4]]])).tolist()
     [[[1], [2]], [[3], [4]]]
     """

@@ -30,6 +30,7 @@ def transpose(x: Tensor) -> Tensor:
     Cost: one pass; reads ``x``, writes as much; bound by memory bandwidth.
     Source: none.
 
+    >>> import torch
     >>> transpose(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist()
     [[1, 4], [2, 5], [3, 6]]
     """

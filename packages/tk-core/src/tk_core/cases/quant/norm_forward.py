@@ -16,7 +16,7 @@ from ._swiglu import bits, clear_poisoned_codes
 _BF16, _FP32 = torch.bfloat16, torch.float32
 _NAN, _INF = float("nan"), float("inf")
 _EPS = 1e-6
-_PACKED = {"use_tma_aligned_col_major_sf": True, "round_sf": True, "use_packed_ue8m0": True}
+_PACKED: dict[str, Any] = {"use_tma_aligned_col_major_sf": True, "round_sf": True, "use_packed_ue8m0": True}
 Form = Callable[..., Call]
 
 
@@ -127,6 +127,12 @@ def _row_major_buffer(m: Maker) -> Call:
     return Call(made.args, {**made.kwargs, "mega_moe_sf": m.full((4, 2), 0, torch.int32)})
 
 
+def _halves(m: Maker) -> dict[str, Any]:
+    """Two buffers, each in the gaps of the other."""
+    left, right = m.full((5, 128), 0.0, _BF16).chunk(2, 1)
+    return {"out": left, "residual_out": right}
+
+
 def _error(
     form: Form, why: str, match: str, error: type[Exception] = InvalidArgumentError, **options: Any
 ) -> ErrorSample:
@@ -233,7 +239,7 @@ CASES = {
                     m,
                     _rows(m, 5, 64),
                     residual=_rows(m, 5, 64),
-                    **dict(zip(("out", "residual_out"), m.full((5, 128), 0.0, _BF16).chunk(2, 1))),
+                    **_halves(m),
                 ),
             ),
         ],

@@ -15,7 +15,7 @@ from .._near import differs
 from ._swiglu import INF, NAN, clear_poisoned_codes, gate_up, poisoned, psum_of
 
 _BF16, _FP32 = torch.bfloat16, torch.float32
-_PACKED = {"use_tma_aligned_col_major_sf": True, "round_sf": True, "use_packed_ue8m0": True}
+_PACKED: dict[str, Any] = {"use_tma_aligned_col_major_sf": True, "round_sf": True, "use_packed_ue8m0": True}
 Form = Callable[..., Call]
 
 

@@ -240,7 +240,7 @@ def _benchmark(form: Form, **options: Any) -> list[Point]:
     ]
 
 
-_PACKED = {"use_tma_aligned_col_major_sf": True, "round_sf": True, "use_packed_ue8m0": True}
+_PACKED: dict[str, Any] = {"use_tma_aligned_col_major_sf": True, "round_sf": True, "use_packed_ue8m0": True}
 
 CASES = {
     "quant.swiglu_forward": Cases(
