@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -143,13 +144,34 @@ def _object(text: str, flags: tuple[str, ...]) -> Path:
     path = cache_folder("emulator") / f"{digest(_runtime_digest(), text, *flags)}.o"
     if path.exists():
         return path
-    includes = [f"-I{_NATIVE}", f"-I{_NATIVE / 'shim'}", f"-I{_templates()}"]
+    header = ["-include", str(_precompiled(flags))] if text.startswith("#include <tl_templates") else []
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.o"
         source.write_text(text)
-        _run([_compiler(), *_FLAGS, *flags, *includes, "-c", str(source), "-o", str(built)])
+        _run([_compiler(), *_FLAGS, *flags, *_includes(), *header, "-c", str(source), "-o", str(built)])
         os.replace(built, path)
     return path
+
+
+def _precompiled(flags: tuple[str, ...]) -> Path:
+    """The headers that every generated source includes, which take most of the time of a small one."""
+    folder = cache_folder("emulator") / f"headers-{digest(_runtime_digest(), *flags)}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as parent:
+            built = Path(parent) / "headers"
+            built.mkdir()
+            header = built / "all.h"
+            names = ("common.h", "debug.h", "simd_inst.h")
+            header.write_text("".join(f"#include <tl_templates/ascend/{name}>\n" for name in names))
+            command = [_compiler(), *_FLAGS, *flags, *_includes(), "-x", "c++-header", str(header)]
+            _run([*command, "-o", str(header.with_suffix(".h.gch"))])
+            with contextlib.suppress(OSError):  # another process was faster
+                built.rename(folder)
+    return folder / "all.h"
+
+
+def _includes() -> list[str]:
+    return [f"-I{_NATIVE}", f"-I{_NATIVE / 'shim'}", f"-I{_templates()}"]
 
 
 def _run(command: list[str]) -> str:
