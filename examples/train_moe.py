@@ -3,16 +3,16 @@
     python examples/train_moe.py                # two minutes on two CPU cores
     python examples/train_moe.py --device cuda  # the same model on CUDA kernels
 
-The router and the quantization of the expert inputs are tk operators: ``moe.topk_gate`` selects the experts,
-``moe.normalize_weight`` scales their weights, ``quant.per_token_cast`` and ``per_token_cast_back`` round expert inputs
-to FP8 and back. The rest is PyTorch. The run ends with a verdict and a non-zero exit code if it fails: the held-out
-loss must beat a bigram model of the same data, and every parameter must have received a gradient.
+Wherever tk has an operator, the model uses it: ``moe.topk_gate`` selects the experts, ``moe.normalize_weight`` scales
+their weights, ``quant.per_token_cast`` and ``per_token_cast_back`` round expert inputs to FP8 and back, and the layers
+SwiGLU, RMSNorm and RotaryEmbedding compute activations, norms and positions. Matrix products, attention and the loss
+are PyTorch. The run ends with a verdict, and a non-zero exit code if it fails: the held-out loss must beat a bigram
+model of the same data, and every parameter must have received a gradient.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import pathlib
@@ -31,6 +31,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import tk_core
+from tk_core.layers import RMSNorm, RotaryEmbedding, SwiGLU
 from tk_core.moe import normalize_weight, normalize_weight_backward, topk_gate
 from tk_core.quant import per_token_cast, per_token_cast_back
 
@@ -52,7 +53,7 @@ class Config:
     expert_width: int = 128
     context: int = 128
     batch: int = 16
-    steps: int = 800
+    steps: int = 500
     learning_rate: float = 4e-3
     bias_rate: float = 2e-3
 
@@ -99,6 +100,7 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(width, experts, bias=False)
         self.gate_up = nn.Parameter(torch.randn(experts, 2 * inner, width) * width**-0.5)
         self.down = nn.Parameter(torch.randn(experts, width, inner) * (2 * config.layers * inner) ** -0.5)
+        self.activation = SwiGLU()
         self.bias: Tensor
         self.load: Tensor
         self.register_buffer("bias", torch.zeros(experts))
@@ -118,8 +120,7 @@ class MixtureOfExperts(nn.Module):
         return (by_token.view(len(x), self.config.topk, -1) * weights[:, :, None]).sum(1)
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, self.gate_up[expert]).chunk(2, dim=1)
-        return F.linear(F.silu(gate) * up, self.down[expert])
+        return F.linear(self.activation(F.linear(x, self.gate_up[expert])), self.down[expert])
 
     def balance(self) -> None:
         """Raise the bias of experts with less than the mean load, lower that of the others (DeepSeek-V3, 2.1.2)."""
@@ -131,26 +132,19 @@ class Attention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads, size = config.heads, config.width // config.heads
+        self.heads = config.heads
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
         nn.init.normal_(self.out.weight, std=(2 * config.layers * config.width) ** -0.5)
-        angles = torch.arange(config.context)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
-        self.cos: Tensor
-        self.sin: Tensor
-        self.register_buffer("cos", angles.cos())
-        self.register_buffer("sin", angles.sin())
+        self.rotary = RotaryEmbedding(config.width // config.heads, config.context)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(self._rotate(q), self._rotate(k), v, is_causal=True)
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).unbind(2)
+        q, k = self.rotary(q, k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-
-    def _rotate(self, x: Tensor) -> Tensor:
-        a, b = x.chunk(2, dim=-1)
-        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 class Block(nn.Module):
@@ -158,9 +152,9 @@ class Block(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width)
+        self.attention_norm = RMSNorm(config.width)
         self.attention = Attention(config)
-        self.experts_norm = nn.RMSNorm(config.width)
+        self.experts_norm = RMSNorm(config.width)
         self.experts = MixtureOfExperts(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,7 +170,7 @@ class LanguageModel(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(VOCABULARY, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.width)
+        self.norm = RMSNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.5)
 
@@ -368,6 +362,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     on_gpu = torch.cuda.is_available() and bool(tk_core.backends.chosen("cuda"))
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu", help="default: %(default)s")
     parser.add_argument("--backend", help="backend to use instead of the default one, such as reference")
+    parser.add_argument(
+        "--fallback", default="error", choices=("error", "reference"), help="for operators that the backend lacks"
+    )
     parser.add_argument("--steps", type=int, default=Config.steps, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int, default=300, help="bytes of text to generate; default: %(default)s")
@@ -393,8 +390,8 @@ def main(argv: list[str] | None = None) -> int:
         f"{parameters:,} parameters, {config.experts} experts in each of {config.layers} layers, {config.topk} active; "
         f"{len(training):,} bytes of text to train on, {len(held):,} held out; device {options.device}"
     )
-    chosen = tk_core.use_backend(options.backend) if options.backend else contextlib.nullcontext()
-    with chosen, tk_core.backends.count_calls() as calls:
+    chosen = (options.backend,) if options.backend else ()
+    with tk_core.use_backend(*chosen, fallback=options.fallback), tk_core.backends.count_calls() as calls:
         run = train(model, training, options.seed, console)
         held_out = evaluate(model, held)
         sample = generate(model, "The ", options.sample, options.seed)

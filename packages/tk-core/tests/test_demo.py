@@ -24,13 +24,26 @@ def demo() -> ModuleType:
     return module
 
 
-def test_too_few_steps_fail_the_verdict(demo, tmp_path, capsys):
+def test_too_few_steps_fail_the_verdict(demo, tmp_path, capsys, monkeypatch):
+    text = demo.read_text()[:50_000]
+    monkeypatch.setattr(demo, "read_text", lambda: text)
     assert demo.main(["--device", "cpu", "--steps", "3", "--sample", "5", "--out", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert "FAILED held-out loss" in printed
     assert "passed every parameter received a nonzero gradient" in printed
-    for operator in ("moe.topk_gate", "moe.normalize_weight", "quant.per_token_cast", "quant.cast_back"):
-        assert operator in printed
+    computed = {line.split()[1] for line in printed.splitlines() if " reference " in line}
+    assert computed >= {
+        "moe.topk_gate",
+        "moe.normalize_weight",
+        "moe.normalize_weight_backward",
+        "quant.per_token_cast",
+        "quant.cast_back",
+        "quant.norm_forward",
+        "quant.norm_backward",
+        "quant.swiglu_forward",
+        "quant.swiglu_backward",
+        "transform.apply_rotary",
+    }
     record = json.loads((tmp_path / "loss.json").read_text())
     assert len(record["losses"]) == 3
     assert record["losses"][-1] < record["losses"][0]
