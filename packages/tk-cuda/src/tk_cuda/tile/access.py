@@ -6,9 +6,9 @@ kernel's key. In the kernel ``T.import_source(SOURCE)`` brings two device functi
     void tk_load<Vector, Width>(void* words, const void* p, int bytes)
     void tk_store<Vector, Width>(void* p, const void* words, int bytes)
 
-They move a vector of ``Vector`` bytes between memory at ``p`` and 32-bit register words, in accesses of ``Width`` bytes.
-Only the first ``bytes`` exist (a multiple of ``Width``; may be negative, or more than the vector): the rest is read as
-zero, respectively not written.
+They move a vector of ``Vector`` bytes between memory at ``p`` and 32-bit register words, in accesses of ``Width``
+bytes. Only the first ``bytes`` exist (a multiple of ``Width``; may be negative, or more than the vector): the rest is
+read as zero, respectively not written.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def prim_func(function: Callable[..., None], *types: Any) -> Any:
-    """Make a ``T.prim_func`` of ``function``, whose parameters have ``types`` (``T.Tensor(...)``, ``T.int32``) in order.
+    """Make a ``T.prim_func`` of ``function``; ``types`` of its parameters, such as ``T.Tensor(...)``, come in order.
 
     TileLang evaluates string annotations in the closure of the function, where sizes used only in annotations are
     missing.
