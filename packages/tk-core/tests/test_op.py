@@ -171,3 +171,36 @@ def test_gradient_partner_refuses_to_lose_gradients():
 def test_a_missing_tensor_is_an_error_not_a_crash(bad):
     with pytest.raises((InvalidArgumentError, InvalidDtypeError), match="x must be a"):
         per_token_cast(bad, "e4m3", 128)
+
+
+def test_a_repeated_signature_skips_checks_but_not_differences(monkeypatch):
+    monkeypatch.setattr(op, "_remember_on_cpu", True)
+    monkeypatch.setattr(CAST, "_plans", {})
+    calls = []
+    check = CAST.check
+    monkeypatch.setattr(CAST, "check", lambda *a: calls.append(a) or check(*a))
+    x = torch.randn(3, 256)
+    first = per_token_cast(x, "e4m3", 128)
+    again = per_token_cast(x, "e4m3", 128)
+    assert len(calls) == 1
+    assert torch.equal(first.sf, again.sf)
+    wide = torch.randn(3, 512)[:, :256]
+    assert torch.equal(per_token_cast(wide, "e4m3", 128).sf, per_token_cast(wide.clone(), "e4m3", 128).sf)
+    with pytest.raises(InvalidArgumentError, match="unit stride"):
+        per_token_cast(torch.randn(256, 3).t(), "e4m3", 128)
+    assert per_token_cast(x, "e4m3", 64).sf.shape == (3, 4)
+    assert per_token_cast(torch.randn(0, 256), "e4m3", 128).sf.shape == (0, 2)
+
+
+def test_a_plan_belongs_to_the_selection_that_made_it(monkeypatch):
+    monkeypatch.setattr(op, "_remember_on_cpu", True)
+    monkeypatch.setattr(CAST, "_plans", {})
+    from tk_core.backend import Layout
+    from tk_core.registry import ReferenceBackend
+
+    x = torch.randn(3, 256)
+    arguments = ("e4m3", 32, None, True, True, True)
+    assert per_token_cast(x, *arguments).sf.dtype == torch.int32
+    with tk_core.use_backend(ReferenceBackend(Layout(2, 0))):
+        assert per_token_cast(x, *arguments).sf.dtype == torch.int16
+    assert per_token_cast(x, *arguments).sf.dtype == torch.int32

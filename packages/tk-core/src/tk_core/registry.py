@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -41,7 +42,8 @@ class Rejected(NamedTuple):
     reason: str
 
 
-class Selection(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Selection:
     """What ``use_backend`` chose for its scope: backends in order, and what to do when none can run a call."""
 
     backends: tuple[Backend, ...] | None
@@ -103,6 +105,8 @@ _rejected: list[Rejected] = []
 _defaults: dict[str, tuple[Backend, ...]] = {}
 _default_fallback: Fallback = "error"
 _selection: ContextVar[Selection | None] = ContextVar("tk_selection", default=None)
+_selections: dict[tuple[Any, ...], Selection] = {}
+_MOST_SELECTIONS = 256
 _slots: dict[tuple[str, str, Selection | None], Launch] = {}
 _fallbacks: Counter[tuple[str, str]] = Counter()
 _calls: Counter[tuple[str, str]] = Counter()
@@ -220,6 +224,11 @@ def layout(device_type: str) -> Layout:
 layout._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def selection() -> Selection | None:
+    """What ``use_backend`` chose for the current scope."""
+    return _selection.get()
+
+
 def selects_meta() -> bool:
     """Whether a backend for meta tensors was chosen: one that records which kernels calls need."""
     selection = _selection.get()
@@ -324,11 +333,23 @@ def use_backend(*backends: str | Backend, fallback: Fallback = "error") -> Itera
     chosen = tuple(_by_name(b) if isinstance(b, str) else b for b in backends)
     if fallback not in ("error", "reference"):
         raise ValueError(f"use_backend: fallback must be 'error' or 'reference', got {fallback!r}")
-    token = _selection.set(Selection(chosen or None, fallback))
+    token = _selection.set(_interned(chosen, fallback))
     try:
         yield
     finally:
         _selection.reset(token)
+
+
+def _interned(chosen: tuple[Backend, ...], fallback: Fallback) -> Selection:
+    """One object for equal selections, so that it can be a key that costs nothing to hash."""
+    key = (*map(id, chosen), fallback)
+    found = _selections.get(key)
+    if found is None:
+        if len(_selections) >= _MOST_SELECTIONS:
+            _selections.clear()
+            _slots.clear()
+        found = _selections[key] = Selection(chosen or None, fallback)
+    return found
 
 
 def _by_name(name: str) -> Backend:

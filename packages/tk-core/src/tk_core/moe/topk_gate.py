@@ -54,7 +54,7 @@ def _check(scores: Tensor, num_topk: int) -> None:
 
 
 def _outputs(scores: Tensor, num_topk: int) -> tuple[TensorSpec, ...]:
-    return (TensorSpec((scores.shape[0], num_topk), torch.int64, (num_topk, 1)),)
+    return (TensorSpec((scores.shape[0], num_topk), torch.int64),)
 
 
 TOPK_GATE = Operator("moe.topk_gate", "(Tensor scores, int num_topk) -> Tensor", check=_check, outputs=_outputs)
