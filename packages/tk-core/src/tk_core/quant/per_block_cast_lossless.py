@@ -96,7 +96,7 @@ def per_block_cast_lossless(
 
 
 def _refuse_nan_scales(op: str, sf: Tensor, packed: bool) -> None:
-    bad = (sf.contiguous().view(torch.uint8) == 255) if packed else sf.isnan()
+    bad = (sf.new_empty(sf.shape).copy_(sf).view(torch.uint8) == 255) if packed else sf.isnan()
     if bad.any():
         checks.invalid(
             op,

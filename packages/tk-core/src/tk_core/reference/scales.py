@@ -129,7 +129,8 @@ def unpack_exponents(words: Tensor, pack_rows: bool = False) -> Tensor:
         return unpack_exponents(words.t()).t()
     if not words.numel():
         return words.new_empty((words.shape[0], words.shape[1] * words.element_size()), dtype=torch.uint8)
-    return words.reshape(-1).view(torch.uint8).view(words.shape[0], -1)  # a single column may keep an odd stride
+    # A copy, because a single column-major word counts as contiguous and still has another stride.
+    return words.new_empty(words.shape).copy_(words).view(torch.uint8)
 
 
 def decode_ue8m0(exponents: Tensor) -> Tensor:
