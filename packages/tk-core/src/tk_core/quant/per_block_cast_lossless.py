@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..formats import E2M1, TensorSpec, ceil_div, scale_spec
+from ..formats import E2M1, PACKED_DTYPE, TensorSpec, ceil_div, scale_spec
 from ..op import Operator
 from ..registry import layout
 from .scales import (
@@ -120,7 +120,7 @@ def _check(
 ) -> None:
     op = "quant.per_block_cast_lossless"
     check_quantized(op, x, x_sf, x_block_rows, x_block_columns, ue8m0_per_word, formats=(E2M1,))
-    checks.excludes(op, "x[1] in float8_e4m3fn", x_sf.dtype == torch.float8_e4m3fn, "power-of-two scales", True)
+    checks.dtype(op, "x[1]", x_sf, (torch.float32, PACKED_DTYPE[ue8m0_per_word]))
     check_block(op, "out_block_size", block_rows, block_columns)
     for i, (out, inner) in enumerate(((block_rows, x_block_rows), (block_columns, x_block_columns))):
         if out % inner:
