@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -34,6 +35,10 @@ _TYPICAL_SMS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_1
 _lock = threading.RLock()
 _archs: dict[torch.device, str] = {}
 _sms: dict[torch.device, int] = {}
+
+
+BUILDERS: dict[str, Builder] = {}
+"""Every builder of the imported modules, by name."""
 
 
 class Job(NamedTuple):
@@ -111,6 +116,10 @@ class Builder:
     def __init__(self, name: str, build: Callable[..., Any], pass_configs: dict[str, Any] | None = None) -> None:
         if getattr(build, "__closure__", None):
             raise TypeError(f"Builder {name!r}: build must be a function of a module, not one that captures variables")
+        other = BUILDERS.get(name)
+        if other is not None and other._origin() != (build.__code__.co_filename, build.__qualname__):
+            raise TypeError(f"Builder {name!r}: {other.build.__qualname__} of {other.build.__module__} has that name")
+        BUILDERS[name] = self
         self.name = name
         self.build = build
         self.pass_configs = dict(pass_configs or {})
@@ -119,6 +128,12 @@ class Builder:
 
     def __repr__(self) -> str:
         return f"Builder({self.name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return builder_of, (self.build.__module__, self.name)
+
+    def _origin(self) -> tuple[str, str]:
+        return self.build.__code__.co_filename, self.build.__qualname__
 
     def get(self, key: Key, device: torch.device) -> Launcher | None:
         """The launcher of a key that this process has used on a device before, else None."""
@@ -219,6 +234,12 @@ class Builder:
         library = compiler.link(lowered)
         facts = {"identity": identity, "entry": lowered.entry}
         return cache.store(stem, str(compiler.toolkit()), library, facts), library, lowered.entry
+
+
+def builder_of(module: str, name: str) -> Builder:
+    """The builder of a name, after importing the module that makes it."""
+    importlib.import_module(module)
+    return BUILDERS[name]
 
 
 def plain_key(key: Key) -> Key:
