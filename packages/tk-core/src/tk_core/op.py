@@ -100,9 +100,9 @@ def _signature(tensors: tuple[tuple[int, bool], ...], count: int) -> Callable[..
     more than it saves.
     """
     names = [f"a{i}" for i in range(count)]
-    plain = ["(type({0}) is Tensor or type({0}) is Parameter or {0} is None)".format(f"a{i}") for i, _ in tensors]
+    plain = [f"(type(a{i}) is Tensor or type(a{i}) is Parameter or a{i} is None)" for i, _ in tensors]
     for i, _ in tensors:
-        names[i] = "None if a{0} is None else (a{0}.shape, a{0}.stride(), a{0}.dtype, a{0}.device)".format(i)
+        names[i] = f"None if a{i} is None else (a{i}.shape, a{i}.stride(), a{i}.dtype, a{i}.device)"
     parameters = ", ".join(f"a{i}" for i in range(count))
     source = f"lambda {parameters}: ({', '.join(names)},) if {' and '.join(plain)} else None"
     return eval(source, {"Tensor": Tensor, "Parameter": Parameter})
@@ -254,10 +254,12 @@ class Operator:
         full = tuple(_allocate(spec, like) if out is None else out for out, spec in zip(outs, specs))
         if not torch.compiler.is_compiling() and self._plain((*args, *full), every=True):
             self.run(args, full)
-        else:
-            if self.out_overload is None:
-                raise DefinitionError(f"{self.name} has no out= form")
+        elif self.out_overload is not None:
             self.out_overload(*args, **{f"out_{i}": out for i, out in enumerate(full)})
+        else:  # a list of results has no out= form in torch.ops
+            self._check_outs(full, specs, like)
+            for out, result in zip(full, self.overload(*args)):
+                out.copy_(result)
         return full
 
     def _plain(self, args: tuple[Any, ...], every: bool = False) -> bool:

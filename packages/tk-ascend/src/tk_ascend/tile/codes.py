@@ -1,0 +1,115 @@
+"""Element formats and scales as expressions of the Ascend dialect; ``T`` is ``tilelang.ascend.language``.
+
+Each function returns a TIR expression and matches docs/numerics.md bit for bit: rounding to nearest even, saturation,
+the sign of zero kept, a NaN scale for a block that holds NaN or Inf.
+"""
+
+from typing import Any
+
+INFINITY_BITS = 0x7F800000
+NAN_BITS = 0x7FC00000
+
+
+def bits(T: Any, value: Any) -> Any:
+    """The fp32 pattern as int32."""
+    return T.reinterpret(value, T.int32)
+
+
+def real(T: Any, pattern: Any) -> Any:
+    """An int32 as the fp32 with that pattern."""
+    return T.reinterpret(pattern, T.float32)
+
+
+def magnitude(T: Any, value: Any) -> Any:
+    """The pattern of ``|value|``, whose order is that of magnitudes, with Inf and NaN on top."""
+    return bits(T, value) & T.int32(0x7FFFFFFF)
+
+
+def scale(T: Any, most: Any, clamp_min: Any, qmax: float, round_sf: bool, e4m3_sf: bool) -> tuple[Any, Any]:
+    """Scale and factor of a block from the pattern of its amax; both NaN where that is not finite."""
+    bad = most >= T.int32(INFINITY_BITS)
+    a = T.max(real(T, most), clamp_min)
+    sf = a / T.float32(qmax)
+    nan = T.float32(float("nan"))
+    if round_sf:
+        exponent = (bits(T, sf) + T.int32(0x7FFFFF)) >> 23
+        return (
+            T.if_then_else(bad, nan, real(T, exponent << 23)),
+            T.if_then_else(bad, nan, real(T, (T.int32(254) - exponent) << 23)),
+        )
+    top = T.float32(qmax)
+    if e4m3_sf:
+        sf = T.Cast(T.float32, to_e4m3(T, sf))
+        a, top = sf, T.float32(1.0)
+    # A zero clamp gives scale 0; the factor stays finite, so that zeros stay zeros.
+    inverse = T.min(top / a, T.float32(3.4028234663852886e38))
+    return T.if_then_else(bad, nan, sf), T.if_then_else(bad, nan, inverse)
+
+
+def stored_scale(T: Any, sf: Any, e4m3_sf: bool) -> Any:
+    """A scale as it is stored in global memory: e4m3 as its byte."""
+    return T.reinterpret(to_e4m3(T, sf), T.uint8) if e4m3_sf else sf
+
+
+def exponent(T: Any, sf: Any) -> Any:
+    """The UE8M0 byte of a power of two; 255 for NaN."""
+    return (bits(T, sf) >> 23) & T.int32(255)
+
+
+def from_ue8m0(T: Any, byte: Any) -> Any:
+    """A UE8M0 byte as fp32: 0 is 2**-127, 255 is NaN."""
+    pattern = T.if_then_else(byte == 0, T.int32(1 << 22), byte << 23)
+    return real(T, T.if_then_else(byte == 255, T.int32(NAN_BITS), pattern))
+
+
+def to_e4m3(T: Any, value: Any) -> Any:
+    """Round to e4m3; saturates, and keeps NaN."""
+    limited = T.min(T.max(value, T.float32(-448.0)), T.float32(448.0))
+    return T.Cast("float8_e4m3fn", T.if_then_else(magnitude(T, value) > T.int32(INFINITY_BITS), value, limited))
+
+
+def to_e2m1(T: Any, value: Any) -> Any:
+    """The e2m1 code of a value as int32: ties to the even code; NaN gives 7."""
+    a = T.abs(value)
+    code = (
+        T.Cast(T.int32, a > T.float32(0.25))
+        + T.Cast(T.int32, a >= T.float32(0.75))
+        + T.Cast(T.int32, a > T.float32(1.25))
+        + T.Cast(T.int32, a >= T.float32(1.75))
+        + T.Cast(T.int32, a > T.float32(2.5))
+        + T.Cast(T.int32, a >= T.float32(3.5))
+        + T.Cast(T.int32, a > T.float32(5.0))
+    )
+    signed = code | ((bits(T, value) >> 28) & T.int32(8))
+    return T.if_then_else(magnitude(T, value) > T.int32(INFINITY_BITS), T.int32(7), signed)
+
+
+def from_e2m1(T: Any, code: Any) -> Any:
+    """An e2m1 code (0 to 15, int32) as fp32."""
+    index = code & T.int32(7)
+    subnormal = T.Cast(T.float32, index) * T.float32(0.5)
+    normal = real(T, ((index >> 1) + T.int32(126)) << 23 | (index & T.int32(1)) << 22)
+    size = T.if_then_else(index < 2, subnormal, normal)
+    return real(T, bits(T, size) | ((code & T.int32(8)) << 28))
+
+
+def load(T: Any, tile: Any, row: Any, column: Any, dtype: str) -> Any:
+    """An element of a tile of any input dtype as fp32; ``column`` is logical."""
+    if dtype == "float32":
+        return tile[row, column]
+    if dtype == "int8":
+        byte = T.Cast(T.int32, tile[row, column // 2])
+        return from_e2m1(T, (byte >> ((column % 2) * 4)) & T.int32(15))
+    return T.Cast(T.float32, tile[row, column])
+
+
+def load_scale(T: Any, sf: Any, row: Any, column: Any, kind: str, block_rows: int, block_columns: int) -> Any:
+    """The scale of an element, from scales in global memory of any layout."""
+    r, c = row // block_rows, column // block_columns
+    if kind == "packed":
+        word = T.Cast(T.int32, sf[r, c // 2])
+        return from_ue8m0(T, (word >> ((c % 2) * 8)) & T.int32(255))
+    if kind == "packed rows":
+        word = T.Cast(T.int32, sf[r // 2, c])
+        return from_ue8m0(T, (word >> ((r % 2) * 8)) & T.int32(255))
+    return sf[r, c] if kind == "float32" else T.Cast(T.float32, T.reinterpret(sf[r, c], "float8_e4m3fn"))
