@@ -1,0 +1,517 @@
+"""CUDA kernel of ``quant.per_channel_cast`` and its fused and transposing forms: one pass, bound by bandwidth.
+
+A thread block takes 128 columns of ``blocks`` blocks of ``num_per_tokens`` rows, 128 rows where they fit. Each thread
+reads one vector of columns from ``rows`` consecutive rows into registers; partial amaxes meet in shared memory, one
+thread per column makes the scale and its inverse, and every thread encodes what it holds. The transposing form turns
+four rows of a column into a word and writes rows of the result through shared memory, the word of column ``c`` and row
+word ``r`` at ``33 c + skew + r``, which spreads both directions over the banks. Where blocks or groups do not suit, a
+thread walks down one column twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tk_core.backend import Refused
+from tk_core.formats import E4M3
+
+from ..jit import Builder
+from ..tile import access, block_scales, source
+from ..tile.function import prim_func
+
+_COLUMNS = 128
+_BLOCK_ROWS = 128
+"""Rows of a thread block, for smaller blocks of rows."""
+_ROWS = 8
+"""The most rows that a thread holds."""
+_PER_VECTOR = {"bfloat16": 8, "float32": 4, "float8_e4m3fn": 8}
+
+
+class _Key(NamedTuple):
+    """What is compiled into a kernel.
+
+    Attributes:
+        sf_dtype: of the scales of a quantized ``x``, else None.
+        gather, transposed: rows are picked by an index; the data is written transposed.
+        rounded, packed: scales are powers of two; UE8M0 bytes in words along the rows.
+        load_width, store_width: widest access in bytes that rows of ``x`` and of the result allow.
+        rows: consecutive rows that a thread holds; 0 for the walk down a column.
+    """
+
+    dtype: Any
+    sf_dtype: Any
+    gather: bool
+    transposed: bool
+    num_per_tokens: int
+    num_per_channels: int
+    rounded: bool
+    packed: bool
+    load_width: int
+    store_width: int
+    rows: int
+
+
+def rows_of_thread(dtype: torch.dtype, num_per_tokens: int, num_per_channels: int, transposed: bool) -> int:
+    """Consecutive rows that a thread holds; 0 where the walk down a column has to do."""
+    per_vector = _PER_VECTOR[str(dtype).removeprefix("torch.")]
+    rows = max(r for r in range(1, _ROWS + 1) if num_per_tokens % r == 0)
+    if num_per_tokens // rows * (_COLUMNS // per_vector) > 1024 or num_per_channels % per_vector:
+        return 0
+    if transposed and (rows % 4 or _BLOCK_ROWS % num_per_tokens):
+        return 0
+    return rows
+
+
+def _build(*key: Any) -> Any:
+    k = _Key(*key)
+    return _signature(k, _vector_body(k) if k.rows else _column_body(k))
+
+
+def _signature(k: _Key, body: Any) -> Any:
+    """The TileLang function whose tensors are those that the key calls for."""
+    import tilelang.language as T
+
+    source_rows, rows, columns = T.dynamic("source_rows"), T.dynamic("rows"), T.dynamic("columns")
+    if not k.gather:
+        source_rows = rows
+    x_type = T.StridedTensor((source_rows, columns), (T.dynamic("row_stride", "int64"), 1), k.dtype)
+    x_sf_type = T.StridedTensor(
+        (T.dynamic("x_sf_rows"), T.dynamic("x_sf_columns")),
+        (T.dynamic("x_sf_stride_0", "int64"), T.dynamic("x_sf_stride_1", "int64")),
+        k.sf_dtype or "float32",
+    )
+    index_type = T.Tensor((rows,), "int32")
+    out_type = T.Tensor((columns, rows) if k.transposed else (rows, columns), "float8_e4m3fn")
+    sf_type = T.Tensor((T.dynamic("sf_rows"), columns), "int32" if k.packed else "float32")
+
+    def cast(x: Any, out: Any, sf: Any, clamp: Any) -> None:
+        body(x, None, None, out, sf, clamp, source_rows, rows, columns)
+
+    def cast_quantized(x: Any, x_sf: Any, out: Any, sf: Any, clamp: Any) -> None:
+        body(x, x_sf, None, out, sf, clamp, source_rows, rows, columns)
+
+    def cast_gathered(x: Any, index: Any, out: Any, sf: Any, clamp: Any) -> None:
+        body(x, None, index, out, sf, clamp, source_rows, rows, columns)
+
+    def cast_gathered_quantized(x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any) -> None:
+        body(x, x_sf, index, out, sf, clamp, source_rows, rows, columns)
+
+    functions = {
+        (False, False): cast,
+        (True, False): cast_quantized,
+        (False, True): cast_gathered,
+        (True, True): cast_gathered_quantized,
+    }
+    types = [x_type, *([x_sf_type] if k.sf_dtype else []), *([index_type] if k.gather else []), out_type, sf_type]
+    return prim_func(functions[bool(k.sf_dtype), k.gather], *types, T.float32)
+
+
+def _scale_expressions(k: _Key) -> tuple[Any, Any, Any]:
+    """Of an amax's bits: the UE8M0 byte, the fp32 scale, and the factor of the data."""
+    import tilelang.language as T
+
+    qmax = T.float32(E4M3.qmax)
+
+    def biased(amax: Any) -> Any:
+        return T.call_extern("uint32", "tk_ue8m0", amax, qmax)
+
+    def scale(amax: Any) -> Any:
+        if k.rounded:
+            return T.call_extern("float32", "tk_sf_ue8m0", biased(amax))
+        return T.call_extern("float32", "tk_sf_plain", amax, qmax)
+
+    def factor(amax: Any) -> Any:
+        if k.rounded:
+            return T.call_extern("float32", "tk_inv_ue8m0", biased(amax))
+        return T.call_extern("float32", "tk_inv_plain", amax, qmax)
+
+    return biased, scale, factor
+
+
+def _input_scale(k: _Key) -> Any:
+    """The scale of row ``row``, columns from ``column`` of a quantized ``x``."""
+    import tilelang.language as T
+
+    def input_scale(x_sf: Any, row: Any, column: Any) -> Any:
+        group = column // k.num_per_channels
+        if k.sf_dtype == "float32":
+            return x_sf[row, group]
+        if k.sf_dtype == "float8_e4m3fn":
+            return T.call_extern(
+                "float32", "tk_from_e4m3", T.Cast("uint32", T.reinterpret("uint8", x_sf[row, group])), 0
+            )
+        if k.num_per_channels == 1:
+            word, byte = x_sf[row // 4, group], row % 4
+        else:
+            word, byte = x_sf[row, group // 4], group % 4
+        bits = T.bitwise_and(T.shift_right(T.reinterpret("uint32", word), T.Cast("uint32", byte * 8)), T.uint32(255))
+        return T.call_extern("float32", "tk_from_ue8m0", bits)
+
+    return input_scale
+
+
+def _vector_body(k: _Key) -> Any:
+    import tilelang.language as T
+
+    per_vector = _PER_VECTOR[k.dtype]
+    bytes_of = {"bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}[k.dtype]
+    vector_words = per_vector * bytes_of // 4
+    lanes = _COLUMNS // per_vector
+    slots = k.num_per_tokens // k.rows  # threads that share a column of a block
+    blocks = max(_BLOCK_ROWS // k.num_per_tokens, 1)
+    threads = lanes * slots * blocks
+    tile_rows = k.num_per_tokens * blocks
+    load = f"tk_load<{vector_words * 4}, {min(k.load_width, vector_words * 4)}>"
+    store = f"tk_store<{per_vector}, {min(k.store_width, per_vector)}>"
+    # bf16 amaxes stay two in a word; others are fp32 bits.
+    pairs = k.dtype == "bfloat16"
+    amax_words = per_vector // 2 if pairs else per_vector
+    tile_words = _COLUMNS * 33 + 5 if k.transposed else 1
+    biased, scale, factor = _scale_expressions(k)
+    input_scale = _input_scale(k)
+
+    @T.macro
+    def widen(values: Any, vectors: Any, i: Any) -> None:
+        """Row ``i`` of the thread in fp32, without the input's scale."""
+        if k.dtype == "bfloat16":
+            for j in T.unroll(4):
+                values[2 * j] = T.call_extern("float32", "tk_bf16_lo", vectors[i * 4 + j])
+                values[2 * j + 1] = T.call_extern("float32", "tk_bf16_hi", vectors[i * 4 + j])
+        elif k.dtype == "float32":
+            for j in T.unroll(4):
+                values[j] = T.reinterpret("float32", vectors[i * 4 + j])
+        else:
+            for j in T.unroll(2):
+                T.call_extern("handle", "tk_from_e4m3x4", T.access_ptr(values[4 * j], "w", 4), vectors[i * 2 + j])
+
+    @T.macro
+    def read(vectors: Any, factors: Any, x: Any, x_sf: Any, index: Any, row: Any, column: Any, facts: Any) -> None:
+        source_rows, rows, columns = facts
+        for i in T.unroll(k.rows):
+            picked = T.alloc_local((1,), "int32")
+            picked[0] = -1
+            if row + i < rows:
+                picked[0] = index[row + i] if k.gather else row + i
+            if k.gather:
+                picked[0] = T.if_then_else(picked[0] < source_rows, picked[0], -1)
+            T.call_extern(
+                "handle",
+                load,
+                T.access_ptr(vectors[i * vector_words], "w", vector_words),
+                T.access_ptr(x[picked[0], column], "r"),
+                T.if_then_else(picked[0] >= 0, T.min(columns - column, per_vector), 0) * bytes_of,
+            )
+            if k.sf_dtype is not None:
+                factors[i] = T.float32(0)
+                if picked[0] >= 0 and column < columns:
+                    factors[i] = input_scale(x_sf, picked[0], column)
+
+    @T.macro
+    def partial_amax(amax: Any, values: Any, vectors: Any, factors: Any) -> None:
+        """Bits of the largest magnitude of each column that the thread holds."""
+        for j in T.unroll(amax_words):
+            amax[j] = T.uint32(0)
+        for i in T.unroll(k.rows):
+            if pairs:
+                for j in T.unroll(4):
+                    amax[j] = T.call_extern("uint32", "tk_amax_bf16x2", amax[j], vectors[i * 4 + j])
+            else:
+                widen(values, vectors, i)
+                for j in T.unroll(per_vector):
+                    if k.sf_dtype is not None:
+                        values[j] = T.ieee_mul(values[j], factors[i])
+                    amax[j] = T.call_extern("uint32", "tk_amax", amax[j], values[j])
+
+    @T.macro
+    def column_amax(result: Any, partial: Any, block: Any, c: Any) -> None:
+        result[0] = T.uint32(0)
+        for s in T.unroll(slots):
+            at = (block * slots + s) * lanes * amax_words
+            if pairs:
+                half = T.shift_right(partial[at + c // 2], T.Cast("uint32", c % 2 * 16))
+                result[0] = T.max(result[0], T.shift_left(half, T.uint32(16)))
+            else:
+                result[0] = T.max(result[0], partial[at + c])
+
+    @T.macro
+    def make_scales(inverse: Any, partial: Any, sf: Any, clamp: Any, place: Any, down: Any, columns: Any) -> None:
+        """Scale and inverse of each column of each block, one thread per column."""
+        block0, column0 = place
+        for c0 in T.unroll((_COLUMNS + threads - 1) // threads):
+            c = c0 * threads + T.get_thread_binding()
+            amax = T.alloc_local((1,), "uint32")
+            word = T.alloc_local((1,), "uint32")
+            word[0] = T.uint32(0)
+            if c < _COLUMNS:
+                for b in T.unroll(blocks):
+                    column_amax(amax, partial, b, c)
+                    amax[0] = T.max(amax[0], T.reinterpret("uint32", clamp))
+                    inverse[b * _COLUMNS + c] = factor(amax[0])
+                    if column0 + c < columns and block0 + b < down:
+                        if not k.packed:
+                            sf[block0 + b, column0 + c] = scale(amax[0])
+                        elif blocks % 4:
+                            T.call_extern(
+                                "handle",
+                                "tk_put_ue8m0_down",
+                                T.access_ptr(sf[0, 0], "w"),
+                                T.Cast("int64", columns),
+                                block0 + b,
+                                column0 + c,
+                                down,
+                                biased(amax[0]),
+                            )
+                        else:
+                            word[0] = T.bitwise_or(word[0], T.shift_left(biased(amax[0]), T.uint32(b % 4 * 8)))
+                            if b % 4 == 3 or block0 + b == down - 1:
+                                sf[(block0 + b) // 4, column0 + c] = T.reinterpret("int32", word[0])
+                            if b % 4 == 3:
+                                word[0] = T.uint32(0)
+
+    @T.macro
+    def encode(codes: Any, values: Any, vectors: Any, factors: Any, inv: Any, i: Any) -> None:
+        widen(values, vectors, i)
+        for j in T.unroll(per_vector):
+            factor_of_element = T.ieee_mul(factors[i], inv[j]) if k.sf_dtype is not None else inv[j]
+            values[j] = T.ieee_mul(values[j], factor_of_element)
+        for j in T.unroll(per_vector // 4):
+            codes[i * (per_vector // 4) + j] = T.call_extern("uint32", "tk_e4m3x4", T.access_ptr(values[4 * j], "r", 4))
+
+    def permute(a: Any, b: Any, selector: int) -> Any:
+        return T.call_extern("uint32", "__byte_perm", a, b, T.uint32(selector))
+
+    def skew(c: Any) -> Any:
+        return c // 32 % 2 + c // 64 * 4
+
+    @T.macro
+    def write_transposed(out: Any, codes: Any, tile: Any, place: Any, rows: Any, columns: Any) -> None:
+        row0, column0 = place
+        thread = T.get_thread_binding()
+        group = per_vector // 4
+        pair = T.alloc_local((4,), "uint32")
+        words = T.alloc_local((4,), "uint32")
+        for q in T.unroll(k.rows // 4):
+            for g in T.unroll(group):
+                for h in T.unroll(2):
+                    first = (q * 4 + 2 * h) * group + g
+                    pair[h] = permute(codes[first], codes[first + group], 0x5140)
+                    pair[2 + h] = permute(codes[first], codes[first + group], 0x7362)
+                for h in T.unroll(2):
+                    words[2 * h] = permute(pair[2 * h], pair[2 * h + 1], 0x5410)
+                    words[2 * h + 1] = permute(pair[2 * h], pair[2 * h + 1], 0x7632)
+                for j in T.unroll(4):
+                    c = thread % lanes * per_vector + g * 4 + j
+                    tile[c * 33 + skew(c) + thread // lanes * (k.rows // 4) + q] = words[j]
+        T.sync_threads()
+        for i in T.unroll(_COLUMNS * (tile_rows // 16) // threads):
+            at = i * threads + thread
+            c, row = at // (tile_rows // 16), at % (tile_rows // 16) * 16
+            for j in T.unroll(4):
+                words[j] = tile[c * 33 + skew(c) + row // 4 + j]
+            T.call_extern(
+                "handle",
+                f"tk_store<16, {k.store_width}>",
+                T.access_ptr(out[column0 + c, row0 + row], "w"),
+                T.access_ptr(words[0], "r", 4),
+                T.if_then_else(column0 + c < columns, rows - row0 - row, 0),
+            )
+
+    @T.macro
+    def body(
+        x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any, source_rows: Any, rows: Any, columns: Any
+    ) -> None:
+        with T.Kernel(T.ceildiv(rows, tile_rows) * T.ceildiv(columns, _COLUMNS), threads=threads) as at:
+            T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE)
+            thread = T.get_thread_binding()
+            across = T.alloc_var("int32", init=T.ceildiv(columns, _COLUMNS))
+            group = T.alloc_var("int32", init=T.truncdiv(at, across))
+            column0 = T.alloc_var("int32", init=T.truncmod(at, across) * _COLUMNS)
+            column = T.alloc_var("int32", init=column0 + thread % lanes * per_vector)
+            row = T.alloc_var("int32", init=group * tile_rows + thread // lanes * k.rows)
+            vectors = T.alloc_local((vector_words * k.rows,), "uint32")
+            factors = T.alloc_local((k.rows,), "float32")
+            values = T.alloc_local((per_vector,), "float32")
+            amax = T.alloc_local((amax_words,), "uint32")
+            inv = T.alloc_local((per_vector,), "float32")
+            codes = T.alloc_local((k.rows * (per_vector // 4),), "uint32")
+            partial = T.alloc_shared((threads * amax_words,), "uint32", scope="shared")
+            inverse = T.alloc_shared((blocks * _COLUMNS,), "float32", scope="shared")
+
+            read(vectors, factors, x, x_sf, index, row, column, (source_rows, rows, columns))
+            partial_amax(amax, values, vectors, factors)
+            for j in T.vectorized(amax_words):
+                partial[thread * amax_words + j] = amax[j]
+            T.sync_threads()
+            place = (group * blocks, column0)
+            make_scales(inverse, partial, sf, clamp, place, T.ceildiv(rows, k.num_per_tokens), columns)
+            T.sync_threads()
+            for j in T.vectorized(per_vector):
+                inv[j] = inverse[thread // lanes // slots * _COLUMNS + thread % lanes * per_vector + j]
+            for i in T.unroll(k.rows):
+                encode(codes, values, vectors, factors, inv, i)
+                if not k.transposed:
+                    T.call_extern(
+                        "handle",
+                        store,
+                        T.access_ptr(out[row + i, column], "w"),
+                        T.access_ptr(codes[i * (per_vector // 4)], "r", per_vector // 4),
+                        T.if_then_else(row + i < rows, columns - column, 0),
+                    )
+            if k.transposed:
+                tile = T.alloc_shared((tile_words,), "uint32", scope="shared")
+                write_transposed(out, codes, tile, (group * tile_rows, column0), rows, columns)
+
+    return body
+
+
+def _column_body(k: _Key) -> Any:
+    import tilelang.language as T
+
+    threads = 128
+    biased, scale, factor = _scale_expressions(k)
+    input_scale = _input_scale(k)
+
+    @T.macro
+    def element(
+        value: Any, in_scale: Any, x: Any, x_sf: Any, index: Any, row: Any, column: Any, source_rows: Any
+    ) -> None:
+        """One element in fp32 and its scale; 0 where no row is picked."""
+        picked = T.alloc_local((1,), "int32")
+        picked[0] = index[row] if k.gather else row
+        value[0] = T.float32(0)
+        in_scale[0] = T.float32(1)
+        if picked[0] >= 0 and picked[0] < source_rows:
+            value[0] = T.Cast("float32", x[picked[0], column])
+            if k.sf_dtype is not None:
+                in_scale[0] = input_scale(x_sf, picked[0], column)
+
+    @T.macro
+    def body(
+        x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any, source_rows: Any, rows: Any, columns: Any
+    ) -> None:
+        with T.Kernel(T.ceildiv(rows, k.num_per_tokens) * T.ceildiv(columns, threads), threads=threads) as at:
+            T.import_source(source.SOURCE + block_scales.SOURCE)
+            across = T.alloc_var("int32", init=T.ceildiv(columns, threads))
+            block = T.alloc_var("int32", init=T.truncdiv(at, across))
+            column = T.alloc_var("int32", init=T.truncmod(at, across) * threads + T.get_thread_binding())
+            value = T.alloc_local((1,), "float32")
+            in_scale = T.alloc_local((1,), "float32")
+            amax = T.alloc_local((1,), "uint32")
+            count = T.alloc_var("int32", init=T.min(rows - block * k.num_per_tokens, k.num_per_tokens))
+            inv = T.alloc_var("float32", init=T.float32(0))
+            amax[0] = T.reinterpret("uint32", clamp)
+            if column < columns:
+                for i in T.serial(count):
+                    element(value, in_scale, x, x_sf, index, block * k.num_per_tokens + i, column, source_rows)
+                    amax[0] = T.call_extern("uint32", "tk_amax", amax[0], T.ieee_mul(value[0], in_scale[0]))
+                inv = factor(amax[0])
+                if k.packed:
+                    T.call_extern(
+                        "handle",
+                        "tk_put_ue8m0_down",
+                        T.access_ptr(sf[0, 0], "w"),
+                        T.Cast("int64", columns),
+                        block,
+                        column,
+                        T.ceildiv(rows, k.num_per_tokens),
+                        biased(amax[0]),
+                    )
+                else:
+                    sf[block, column] = scale(amax[0])
+                for i in T.serial(count):
+                    row = block * k.num_per_tokens + i
+                    element(value, in_scale, x, x_sf, index, row, column, source_rows)
+                    scaled = T.ieee_mul(value[0], T.ieee_mul(in_scale[0], inv))
+                    code = T.Cast("uint8", T.call_extern("uint32", "tk_e4m3x1", scaled))
+                    if k.transposed:
+                        out[column, row] = T.reinterpret("float8_e4m3fn", code)
+                    else:
+                        out[row, column] = T.reinterpret("float8_e4m3fn", code)
+
+    return body
+
+
+# Every access is predicated where it is made.
+_CAST = Builder("quant.per_channel_cast", _build, pass_configs={"tl.disable_safe_memory_legalize": True})
+
+
+def launch(
+    outs: tuple[Tensor, ...],
+    x: Tensor,
+    x_sf: Tensor | None,
+    index: Tensor | None,
+    num_per_tokens: int,
+    num_per_channels: int,
+    rounded: bool,
+    packed: bool,
+    transposed: bool,
+    clamp_min: float,
+) -> None:
+    """Cast ``x`` (rows picked by ``index`` if given) with one scale per column of ``num_per_tokens`` rows."""
+    out, sf = outs
+    rows = rows_of_thread(x.dtype, num_per_tokens, num_per_channels if x_sf is not None else 0, transposed)
+    key = _Key(
+        x.dtype,
+        x_sf.dtype if x_sf is not None else None,
+        index is not None,
+        transposed,
+        num_per_tokens,
+        num_per_channels if x_sf is not None else 0,
+        rounded,
+        packed,
+        access.access_width(x),
+        access.access_width(out, 16 if transposed else 8),
+        rows,
+    )
+    function = _CAST.get(key, x.device) or _CAST.compile(key, x.device)
+    given = [t for t in (x, x_sf, index) if t is not None]
+    function(*given, out, sf, clamp_min)
+
+
+class PerChannelCast:
+    """One scale per column of a block of rows."""
+
+    revision = 1
+
+    def refusal(
+        self,
+        x: Tensor,
+        x_sf: Tensor | None,
+        num_per_tokens: int,
+        num_per_channels: int,
+        round_sf: bool,
+        use_packed_ue8m0: bool,
+        clamp_min: float,
+        ue8m0_per_word: int,
+    ) -> str | None:
+        return refuse_words(ue8m0_per_word, use_packed_ue8m0 or (x_sf is not None and not x_sf.is_floating_point()))
+
+    def __call__(self, outs: tuple[Tensor, ...], *args: Any) -> None:
+        x, x_sf, num_per_tokens, num_per_channels, rounded, packed, clamp_min, _ = args
+        reason = self.refusal(*args)
+        if reason is not None:
+            raise Refused(reason)
+        launch(outs, x, x_sf, None, num_per_tokens, num_per_channels, rounded, packed, False, clamp_min)
+
+
+def refuse_words(ue8m0_per_word: int, packed: bool) -> str | None:
+    """Refuse packed scales in words of another device."""
+    if packed and ue8m0_per_word != 4:
+        return f"packs 4 scales in a word, the layout asks for {ue8m0_per_word}"
+    return None
+
+
+KERNELS = {"quant.per_channel_cast": PerChannelCast()}
+
+_BF16, _FP32, _FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+CI_KEYS = [
+    (_CAST, _Key(_BF16, None, False, False, 128, 0, True, True, 16, 8, 8)),
+    (_CAST, _Key(_BF16, None, False, True, 32, 0, True, False, 16, 16, 8)),
+    (_CAST, _Key(_FP32, None, False, True, 128, 0, False, False, 16, 16, 8)),
+    (_CAST, _Key(_FP8, torch.int32, False, False, 32, 32, True, True, 16, 8, 8)),
+    (_CAST, _Key(_FP8, _FP32, True, False, 128, 128, False, False, 16, 8, 8)),
+    (_CAST, _Key(_FP8, _FP8, True, True, 100, 5, False, False, 1, 1, 0)),
+]
