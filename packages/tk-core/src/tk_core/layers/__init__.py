@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .fake_quantize import fake_quantize
 from .rms_norm import RMSNorm, rms_norm
 from .rotary import RotaryEmbedding, rotary_embedding
 from .swiglu import SwiGLU, swiglu
 
-__all__ = ["RMSNorm", "RotaryEmbedding", "SwiGLU", "rms_norm", "rotary_embedding", "swiglu"]
+__all__ = ["RMSNorm", "RotaryEmbedding", "SwiGLU", "fake_quantize", "rms_norm", "rotary_embedding", "swiglu"]

@@ -83,9 +83,9 @@ def _one(m: Maker) -> list[Tensor]:
 CASES = {
     "quant.batched_transpose_weight_sf": Cases(
         samples=[
+            *(Sample(f"one weight {w}, blocks of {b}", _of([w], b)) for w in _WEIGHTS[:3] for b in (32, 128)),
             Sample("several weights, blocks of 32", _of(_WEIGHTS, 32)),
             Sample("several weights, blocks of 128", _of(_WEIGHTS, 128)),
-            *(Sample(f"one weight {w}, blocks of {b}", _of([w], b)) for w in _WEIGHTS[:3] for b in (32, 128)),
             Sample("larger weights", _of(_LARGE, 32), "full"),
             Sample("larger weights, blocks of 128", _of(_LARGE, 128), "full"),
             Sample("into buffers", _of(_WEIGHTS, 32, with_outs=True)),
