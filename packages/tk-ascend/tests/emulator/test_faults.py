@@ -214,7 +214,6 @@ def faults(kit):
         f"{load} {wait_in} {simd}",
         r"asc_loadalign in vector_order_vf on pipe V: reads UB bytes \[256, 512\), stored in the same vector function",
         simd=COPY + COPY.replace("(u, 0)", "(u + 64, 0)").replace("u + 64, 0, asc", "u + 128, 0, asc"),
-        check_vector_order=True,
     )
 
 
@@ -309,6 +308,11 @@ def test_the_correct_kernel_passes(program):
         assert notes == ()
 
 
+def test_vector_order_is_optional(program):
+    _, y, _ = run(program, "vector_order", check_vector_order=False)
+    assert torch.equal(y, torch.zeros(1024))
+
+
 def test_undefined_tail_read_by_threads_is_noted(program):
     _, _, notes = run(program, "tail")
     assert any("tail_simt" in note and "UB bytes [512, 516)" in note for note in notes)
@@ -367,6 +371,8 @@ def test_arguments_are_checked(program):
         emulator.run(program, x, kernel="correct")
     with pytest.raises(TypeError, match="correct: y must be a tensor, got float"):
         emulator.run(program, x, 1.0, kernel="correct")
+    with pytest.raises(TypeError, match=r"correct: y must be torch\.float32, got torch\.int32"):
+        emulator.run(program, x, x.int(), kernel="correct")
     with pytest.raises(ValueError, match="kernel: got 'absent'"):
         emulator.run(program, x, x, kernel="absent")
     with pytest.raises(ValueError, match="mode must be one of"):

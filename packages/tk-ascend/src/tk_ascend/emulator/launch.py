@@ -38,6 +38,20 @@ _SCALARS: dict[str, Any] = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
 }
+_POINTERS = {
+    "float": (torch.float32,),
+    "half": (torch.float16,),
+    "bfloat16_t": (torch.bfloat16,),
+    "int8_t": (torch.int8,),
+    "int16_t": (torch.int16,),
+    "int32_t": (torch.int32, torch.uint32),
+    "int64_t": (torch.int64, torch.uint64),
+    "uint16_t": (torch.uint16, torch.int16),
+    "uint32_t": (torch.uint32, torch.int32),
+    "uint64_t": (torch.uint64, torch.int64),
+    "float8_e4m3_t": (torch.float8_e4m3fn,),
+    "float8_e5m2_t": (torch.float8_e5m2,),
+}
 _DTYPES = {
     "float8_e4m3": (torch.float8_e4m3fn,),
     "float8_e4m3fn": (torch.float8_e4m3fn,),
@@ -81,7 +95,7 @@ class Options:
 
     mode: Mode = "checked"
     seed: int = 0
-    check_vector_order: bool = False
+    check_vector_order: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
@@ -98,7 +112,7 @@ def run(
     kernel: str | None = None,
     mode: Mode = "checked",
     seed: int = 0,
-    check_vector_order: bool = False,
+    check_vector_order: bool = True,
 ) -> tuple[str, ...]:
     """Run a kernel on CPU tensors, in place.
 
@@ -114,7 +128,8 @@ def run(
             ``"fast"`` only computes; it checks bounds of DMA and vector accesses alone.
         seed: of the adversarial order.
         check_vector_order: report loads of bytes that the same vector function stored before, without
-            ``asc_mem_bar`` between.
+            ``asc_mem_bar`` between. CANN's manual asks for the barrier, unless both use one register, which the
+            emulator cannot see.
 
     Returns:
         Notes: accesses that may be meant, such as SIMT code reading the undefined tail of a tile.
@@ -126,9 +141,20 @@ def run(
     """
     options = Options(mode, seed, check_vector_order)
     if isinstance(program, Program):
-        counts = _run_kernel(program, program.kernel(kernel), arguments, blocks, options)
+        chosen = program.kernel(kernel)
+        _check_pointers(chosen, arguments)
+        counts = _run_kernel(program, chosen, arguments, blocks, options)
         return counts.notes if counts is not None else ()
     return _run_lowered(program, arguments, options)
+
+
+def _check_pointers(kernel: Kernel, arguments: Sequence[Argument]) -> None:
+    """Tensors of hand-written kernels must have the dtype of their pointer; bytes take any."""
+    for parameter, argument in zip(kernel.parameters, arguments):
+        wanted = _POINTERS.get(parameter.type.rstrip("* "))
+        if parameter.pointer and isinstance(argument, torch.Tensor) and wanted and argument.dtype not in wanted:
+            names = " or ".join(map(str, wanted))
+            raise TypeError(f"{kernel.name}: {parameter.name} must be {names}, got {argument.dtype}")
 
 
 def _run_lowered(lowered: Lowered, arguments: Sequence[Argument], options: Options) -> tuple[str, ...]:
@@ -154,7 +180,7 @@ def run_counted(lowered: Lowered, arguments: Sequence[Argument], options: Option
     program = build(lowered.source, checked=options.mode != "fast")
     values = _bind(lowered, arguments)
     for launch in lowered.launches:
-        if not eval(launch.condition, {"__builtins__": {}}, _Names(values)):
+        if not _evaluate(launch.condition, values):
             continue
         blocks = _evaluate(launch.grid, values)
         passed = [_evaluate(a, values) for a in launch.arguments]
@@ -182,7 +208,10 @@ class _Names(dict):  # type: ignore[type-arg]
 def _evaluate(expression: str, values: dict[str, Argument]) -> Argument:
     if expression in values:
         return values[expression]
-    return eval(expression, {"__builtins__": {}}, _Names(values))  # written by lowering, not by users
+    try:
+        return eval(expression, {"__builtins__": {}}, _Names(values))  # written by lowering, not by users
+    except NameError as error:
+        raise ValueError(f"cannot evaluate {expression}: no argument has {error.name} as a size or stride") from None
 
 
 def _bind(lowered: Lowered, arguments: Sequence[Argument]) -> dict[str, Argument]:

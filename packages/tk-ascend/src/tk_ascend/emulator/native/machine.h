@@ -67,6 +67,8 @@ void write(void *to, const void *from, size_t bytes, const char *instruction, si
            const uint64_t *undefined = nullptr);
 // Marks an atomic update; false when it must be skipped.
 bool atomic(const void *address, size_t bytes, const char *instruction);
+// Lets loads of this vector function read what it stored before.
+void order_vector_memory();
 // A copy that is part of a checked access.
 void peek(void *to, const void *from, size_t bytes);
 

@@ -552,9 +552,13 @@ template <class T> inline void asc_gather_datablock(Vector<T> &d, T *base, vecto
 template <class T> inline void asc_gather_datablock(Vector<T> &d, T *base, vector_u32 offset) {
   asc_gather_datablock(d, base, offset, asc_create_mask_b32(PAT_ALL));
 }
-// Order of memory accesses within one vector function: the emulator runs them in program order.
-template <class Kind> inline void asc_mem_bar(Kind) {}
-enum emu_memory_barrier { VST_VLD, VLD_VST, VST_VST, VST_LD, VST_ST, VLD_ST, ST_VLD, ST_VST, LD_VST, VV_ALL, VS_ALL, SV_ALL };
+// The emulator runs accesses in program order; a barrier tells it that later loads may rely on earlier stores.
+enum emu_memory_barrier {
+  VST_VLD, VLD_VST, VST_VST, VST_LD, VST_ST, VLD_ST, ST_VLD, ST_VST, LD_VST, VV_ALL, VS_ALL, SV_ALL
+};
+inline void asc_mem_bar(emu_memory_barrier kind) {
+  if (kind == VST_VLD || kind == VV_ALL) emu::order_vector_memory();
+}
 
 // ---- elementwise ---------------------------------------------------------------------------------------------------
 
