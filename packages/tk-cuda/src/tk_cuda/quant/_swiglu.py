@@ -211,6 +211,14 @@ def flag(value: bool) -> str:
     return "true" if value else "false"
 
 
+def shape_type(name: str, dtypes: dict[str, Any], numbers: dict[str, int], flags: dict[str, bool]) -> str:
+    """A C++ type whose static members are what a kernel is compiled for."""
+    lines = [f"  using {member} = {vectors.element(dtype)};" for member, dtype in dtypes.items()]
+    lines += [f"  static constexpr int {member} = {value};" for member, value in numbers.items()]
+    lines += [f"  static constexpr bool {member} = {flag(value)};" for member, value in flags.items()]
+    return "\n".join([f"struct {name} {{", *lines, "};\n"])
+
+
 def segment_of(group: int) -> tuple[int, int, int]:
     """Channels that a warp takes, steps of 256 in them, and the lanes of a group (32 where it is the segment)."""
     if group == 0:

@@ -204,7 +204,7 @@ def _build(*key: Any) -> Any:
                                 T.access_ptr(v[0], "r", 8),
                                 count,
                             )
-                if k.group:
+                if k.group:  # noqa: SIM102 - the second condition is of the kernel
                     # Rows past the last one are padding of the scales.
                     if real or (row >= rows and row < stored_rows):
                         T.call_extern(
