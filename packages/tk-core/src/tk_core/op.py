@@ -151,7 +151,7 @@ class Operator:
         self._single = len(parsed.returns) == 1 and str(parsed.returns[0].type) == "Tensor"
         self._list = len(parsed.returns) == 1 and not self._single
         self._check_signatures()
-        lists = any(is_list for _, is_list in self._tensors)
+        lists = any("List[" in str(a.type) for a in parsed.arguments)  # not keys of a dict
         self._signature = None if lists else _signature(self._tensors, len(self.parameters))
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._register(schema)
@@ -227,7 +227,7 @@ class Operator:
             self.check(*args)
         like = args[self._tensors[0][0]]
         outs = tuple([_allocate(spec, like) for spec in plan.specs])
-        if plan.work and (self.empty is None or self._has_work(outs, args)):
+        if plan.work if self.empty is None else self._has_work(outs, args):
             plan.launch(outs, args)
         for i in self.mutated:
             if args[i] is not None:

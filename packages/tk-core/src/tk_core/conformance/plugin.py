@@ -10,6 +10,7 @@ Nothing loads it by itself. Options::
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -31,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_OUTCOMES] = []
+    config.pluginmanager.register(_FromWorkers(), "tk-from-workers")
 
 
 _OUTCOMES = pytest.StashKey[list[engine.Outcome]]()
@@ -71,10 +73,24 @@ def tk_outcomes(request: pytest.FixtureRequest) -> list[engine.Outcome]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    outcomes = session.config.stash[_OUTCOMES]
+    channel = getattr(session.config, "workeroutput", None)  # a worker of pytest-xdist: the main process reports
+    if channel is not None:
+        channel["tk_outcomes"] = [dataclasses.asdict(o) for o in outcomes]
+        return
     path = session.config.getoption("--tk-report")
     if path:
         backend = registry._by_name(session.config.getoption("--tk-backend"))
-        report.write(pathlib.Path(path), backend, session.config.stash[_OUTCOMES])
+        report.write(pathlib.Path(path), backend, outcomes)
+
+
+class _FromWorkers:
+    """Collects what the workers of pytest-xdist found."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: Any) -> None:
+        found = getattr(node, "workeroutput", {}).get("tk_outcomes", [])
+        node.config.stash[_OUTCOMES] += [engine.Outcome(**o) for o in found]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
