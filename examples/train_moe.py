@@ -53,7 +53,7 @@ class Config:
     expert_width: int = 128
     context: int = 128
     batch: int = 16
-    steps: int = 500
+    steps: int = 400
     learning_rate: float = 4e-3
     bias_rate: float = 2e-3
 
@@ -318,7 +318,8 @@ def plot(losses: list[float], held_out: float, bigram: float, path: pathlib.Path
     axes.plot(range(window - 1, len(losses)), smooth, color="C0", label=f"mean of {window} batches")
     axes.axhline(bigram, color="C3", linestyle="--", linewidth=1, label=f"bigram model, held out: {bigram:.3f}")
     axes.axhline(held_out, color="C2", linewidth=1, label=f"this model, held out: {held_out:.3f}")
-    axes.set(xlabel="step", ylabel="nats per byte", ylim=(min(1.0, held_out - 0.2), max(losses[0], bigram + 0.5)))
+    top, bottom = max(losses[0], bigram + 0.5), min(*losses, held_out, bigram) - 0.1
+    axes.set(xlabel="step", ylabel="nats per byte", ylim=(bottom, top))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
