@@ -184,7 +184,7 @@ void fill_l1(uint64_t to, uint32_t word, uint32_t word_bytes, uint64_t repeat, u
     for (uint64_t i = 0; i < repeat; ++i) {
       uint8_t *at = touch(Memory::l1, to + i * (blocks + gap) * block_bytes, blocks * block_bytes, true, "asc_fill_l1");
       if (!at) return;
-      for (uint64_t byte = 0; byte < blocks * block_bytes; byte += word_bytes) std::memcpy(at + byte, &word, word_bytes);
+      for (uint64_t k = 0; k < blocks * block_bytes; k += word_bytes) std::memcpy(at + k, &word, word_bytes);
     }
   });
 }
@@ -194,7 +194,8 @@ void store_l1(uint64_t to, const uint8_t *from, int bursts, int length, int from
     size_t bytes = static_cast<size_t>(length) * block_bytes;
     std::vector<uint8_t> data(bytes);
     for (int i = 0; i < bursts; ++i) {
-      read(data.data(), from + static_cast<int64_t>(i) * (length + from_gap) * block_bytes, bytes, "asc_copy_ub2l1", 32);
+      const uint8_t *source = from + static_cast<int64_t>(i) * (length + from_gap) * block_bytes;
+      read(data.data(), source, bytes, "asc_copy_ub2l1", 32);
       uint64_t at = to + static_cast<uint64_t>(i) * (length + to_gap) * block_bytes;
       uint8_t *target = touch(Memory::l1, at, bytes, true, "asc_copy_ub2l1");
       if (!target) return;

@@ -22,12 +22,6 @@ uint8_t *touch(Memory memory, uint64_t offset, size_t bytes, bool writes, const 
 // UB of a vector core of this block; null when there is none.
 uint8_t *vector_ub(int sub_block);
 
-struct StoreMode {
-  Update update;
-  Element element;
-};
-StoreMode store_mode();
-void store_global(uint8_t *to, const uint8_t *from, size_t bytes, StoreMode mode, const char *instruction);
 // Orders the matrix unit and the copies out of L0C where unit flags replace events.
 void lock_unit(pipe_t pipe);
 void unlock_unit(pipe_t pipe);
@@ -147,7 +141,8 @@ inline void asc_copy_l12l0b_mx(uint64_t to, fp8_e8m0_t *from, int row, int pair,
   emu::load_scales(emu::Memory::l0b_scale, to, emu::offset_of(from), row, pair, rows, pairs, from_pitch, to_pitch);
 }
 template <class A, class T>
-inline void asc_mmad(A *to, T *left, T *right, int rows, int depth, int columns, int unit_flag, bool, bool, bool clear) {
+inline void asc_mmad(A *to, T *left, T *right, int rows, int depth, int columns, int unit_flag, bool, bool,
+                     bool clear) {
   emu::multiply({emu::offset_of(to), emu::offset_of(left), emu::offset_of(right), rows, depth, columns,
                  emu::operand<T>(), std::is_integral_v<A>, clear, false, unit_flag});
 }
@@ -167,11 +162,12 @@ inline void asc_copy_l0c2ub(D *to, S *from, int columns, int rows, int to_pitch,
                    sub_block, dual);
 }
 template <class D, class S>
-inline void asc_copy_l0c2gm(D *to, S *from, int columns, int rows, int to_pitch, int from_pitch, asc_store_l2_cache_mode,
-                            asc_unit_flag_mode unit_flag, asc_quant_mode conversion, asc_relu_pre_mode relu, int, int,
-                            int, int) {
-  emu::drain_to_gm(reinterpret_cast<uint8_t *>(to), {emu::offset_of(from), columns, rows, to_pitch, from_pitch,
-                                                     unit_flag, conversion, relu != 0, std::is_integral_v<S>, sizeof(D)});
+inline void asc_copy_l0c2gm(D *to, S *from, int columns, int rows, int to_pitch, int from_pitch,
+                            asc_store_l2_cache_mode, asc_unit_flag_mode unit_flag, asc_quant_mode conversion,
+                            asc_relu_pre_mode relu, int, int, int, int) {
+  emu::drain_to_gm(reinterpret_cast<uint8_t *>(to),
+                   {emu::offset_of(from), columns, rows, to_pitch, from_pitch, unit_flag, conversion, relu != 0,
+                    std::is_integral_v<S>, sizeof(D)});
 }
 inline void asc_enable_hf32() { emu::enable_hf32(true); }
 inline void asc_disable_hf32() { emu::enable_hf32(false); }

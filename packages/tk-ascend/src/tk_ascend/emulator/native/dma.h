@@ -27,19 +27,27 @@ struct Store {
 void load(const Load &copy);
 void store(const Store &copy);
 void set_padding(uint64_t bits);
+uint64_t padding();
 
 // What stores to GM do to the values that are there.
 enum class Update { none, add, max, min };
 enum class Element { int8, int16, int32, float16, bfloat16, float32 };
 void set_update(Update update, Element element);
+// What a store issued now will do.
+struct StoreMode {
+  Update update = Update::none;
+  Element element = Element::float32;
+};
+StoreMode store_mode();
+void store_global(uint8_t *to, const uint8_t *from, size_t bytes, StoreMode mode, const char *instruction);
 
 } // namespace emu
 
 template <class T> inline void asc_set_copy_pad_val(T bits) { emu::set_padding(bits); }
 
 template <class T>
-inline void asc_copy_gm2ub_align(T *to, T *from, uint32_t rows, uint32_t length, uint32_t left, uint32_t right, int fill,
-                                 asc_load_l2_cache_mode, int64_t from_stride, int64_t to_stride) {
+inline void asc_copy_gm2ub_align(T *to, T *from, uint32_t rows, uint32_t length, uint32_t left, uint32_t right,
+                                 int fill, asc_load_l2_cache_mode, int64_t from_stride, int64_t to_stride) {
   constexpr uint32_t size = sizeof(T);
   emu::load({reinterpret_cast<uint8_t *>(to), reinterpret_cast<const uint8_t *>(from), rows, length, left * size,
              right * size, fill != 0, from_stride, to_stride, size});

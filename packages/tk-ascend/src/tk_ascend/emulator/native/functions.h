@@ -26,8 +26,12 @@ EMU_ROUNDED(sqrt_, std::sqrt)
 #undef EMU_ROUNDED
 inline float exp10_(float x) { return static_cast<float>(std::pow(10.0, static_cast<double>(x))); }
 inline float rsqrt_(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
-inline float atan2_(float y, float x) { return static_cast<float>(std::atan2(static_cast<double>(y), static_cast<double>(x))); }
-inline float pow_(float x, float y) { return static_cast<float>(std::pow(static_cast<double>(x), static_cast<double>(y))); }
+inline float atan2_(float y, float x) {
+  return static_cast<float>(std::atan2(static_cast<double>(y), static_cast<double>(x)));
+}
+inline float pow_(float x, float y) {
+  return static_cast<float>(std::pow(static_cast<double>(x), static_cast<double>(y)));
+}
 inline void sincos_(float x, float *sine, float *cosine) {
   *sine = sin_(x);
   *cosine = cos_(x);

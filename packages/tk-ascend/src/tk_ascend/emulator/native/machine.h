@@ -70,7 +70,7 @@ bool atomic(const void *address, size_t bytes, const char *instruction);
 // Lets loads of this vector function read what it stored before.
 void order_vector_memory();
 // A copy that is part of a checked access.
-void peek(void *to, const void *from, size_t bytes);
+void copy_unchecked(void *to, const void *from, size_t bytes);
 
 // `work` runs on `pipe` after everything that the pipe was given before. Names must be literals or live as long.
 void issue(pipe_t pipe, const char *instruction, std::function<void()> work);

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <memory>
 #include <random>
 #include <string>
 #include <sys/mman.h>
@@ -179,7 +178,7 @@ struct Lock {
 };
 
 struct Core {
-  int block = 0, index = 0, position = 0; // position in its block: the cube core is 0 in a mixed kernel
+  int block = 0, index = 0;
   bool cube = false;
   int sub_block = 0;
   Region memory[memory_count];
@@ -193,8 +192,7 @@ struct Core {
   uint8_t *stack = nullptr;
   State state = State::ready;
   uint64_t padding = 0;
-  Update update = Update::none;
-  Element update_element = Element::float32;
+  StoreMode store_mode;
 
   Actor actor(int pipe) const { return static_cast<Actor>(index * pipe_count + pipe); }
 };
@@ -494,7 +492,7 @@ bool atomic(const void *address, size_t bytes, const char *instruction) {
   return access(address, bytes, Kind::atomic, instruction, bytes, &offset) != nullptr;
 }
 
-void peek(void *to, const void *from, size_t bytes) { std::memcpy(to, from, bytes); }
+void copy_unchecked(void *to, const void *from, size_t bytes) { std::memcpy(to, from, bytes); }
 
 uint8_t *touch(Memory memory, uint64_t offset, size_t bytes, bool writes, const char *instruction) {
   // L1 belongs to the cube core, and its vector cores write to it.
@@ -962,104 +960,12 @@ void sync_threads() { suspend(ThreadState::at_barrier); }
   return warp;
 }
 
-// ---- copies --------------------------------------------------------------------------------------------------------
+// ---- registers of a core that copies read --------------------------------------------------------------------------
 
 void set_padding(uint64_t bits) { core->padding = bits; }
-void set_update(Update update, Element element) {
-  core->update = update;
-  core->update_element = element;
-}
-
-void load(const Load &copy) {
-  uint64_t padding = core->padding;
-  issue(PIPE_MTE2, "asc_copy_gm2ub_align", [copy, padding] {
-    const char *name = "asc_copy_gm2ub_align";
-    uint32_t row_bytes = copy.left_padding + copy.length + copy.right_padding;
-    std::vector<uint8_t> row((row_bytes + 31) / 32 * 32, poison);
-    std::vector<uint64_t> undefined((row.size() + 63) / 64, 0);
-    for (size_t i = row_bytes; i < row.size(); ++i) undefined[i / 64] |= uint64_t{1} << i % 64;
-    if (copy.fill_padding) {
-      for (size_t i = 0; i < row_bytes; ++i) row[i] = reinterpret_cast<const uint8_t *>(&padding)[i % copy.element];
-    }
-    // Rows that are not 32 bytes apart are packed; else each fills its last block, with undefined bytes.
-    bool packed = copy.rows > 1 && copy.to_stride % 32 != 0;
-    for (uint32_t i = 0; i < copy.rows; ++i) {
-      uint8_t *to = copy.to + i * copy.to_stride;
-      read(row.data() + copy.left_padding, copy.from + i * copy.from_stride, copy.length, name);
-      bool last = i + 1 == copy.rows;
-      size_t bytes = row.size();
-      if (packed) bytes = last ? (static_cast<size_t>(to - ub()) + row_bytes + 31) / 32 * 32 - (to - ub()) : row_bytes;
-      row.resize(std::max(row.size(), bytes), poison);
-      undefined.resize((row.size() + 63) / 64, ~uint64_t{0});
-      for (size_t k = row_bytes; k < bytes; ++k) undefined[k / 64] |= uint64_t{1} << k % 64;
-      write(to, row.data(), bytes, name, i == 0 ? 32 : 1, undefined.data());
-    }
-  });
-}
-
-namespace {
-
-template <class T> T combine(Update update, T old, T value) {
-  switch (update) {
-  case Update::add: return static_cast<T>(old + value);
-  case Update::max: return old < value ? value : old;
-  case Update::min: return value < old ? value : old;
-  case Update::none: break;
-  }
-  return value;
-}
-template <class T> void update_elements(Update update, uint8_t *to, const uint8_t *from, size_t bytes) {
-  for (size_t i = 0; i + sizeof(T) <= bytes; i += sizeof(T)) {
-    T old, value;
-    std::memcpy(&old, to + i, sizeof old);
-    std::memcpy(&value, from + i, sizeof value);
-    T result = combine(update, old, value);
-    std::memcpy(to + i, &result, sizeof result);
-  }
-}
-
-} // namespace
-
-StoreMode store_mode() { return {core->update, core->update_element}; }
-
-void store_global(uint8_t *to, const uint8_t *from, size_t bytes, StoreMode mode, const char *name) {
-  if (mode.update == Update::none) {
-    write(to, from, bytes, name);
-    return;
-  }
-  if (!atomic(to, bytes, name)) return;
-  switch (mode.element) {
-  case Element::int8: return update_elements<int8_t>(mode.update, to, from, bytes);
-  case Element::int16: return update_elements<int16_t>(mode.update, to, from, bytes);
-  case Element::int32: return update_elements<int32_t>(mode.update, to, from, bytes);
-  case Element::float16: return update_elements<half>(mode.update, to, from, bytes);
-  case Element::bfloat16: return update_elements<bfloat16_t>(mode.update, to, from, bytes);
-  case Element::float32: return update_elements<float>(mode.update, to, from, bytes);
-  }
-}
-
-void store(const Store &copy) {
-  StoreMode mode = store_mode();
-  issue(PIPE_MTE3, "asc_copy_ub2gm_align", [copy, mode] {
-    const char *name = "asc_copy_ub2gm_align";
-    std::vector<uint8_t> row(copy.length);
-    std::vector<uint64_t> undefined((copy.length + 63) / 64);
-    for (uint32_t i = 0; i < copy.rows; ++i) {
-      const uint8_t *from = copy.from + i * copy.from_stride;
-      std::fill(undefined.begin(), undefined.end(), 0);
-      read(row.data(), from, copy.length, name, i == 0 ? 32 : 1, undefined.data());
-      for (size_t k = 0; k < copy.length; ++k) {
-        if (!(undefined[k / 64] >> k % 64 & 1)) continue;
-        size_t at = static_cast<size_t>(from - ub()) + k;
-        size_t end = at;
-        while (k < copy.length && undefined[k / 64] >> k % 64 & 1) ++k, ++end;
-        fail(name, "uninitialised: stores UB bytes [%zu, %zu), to which nothing defined was written", at, end);
-        break;
-      }
-      store_global(copy.to + i * copy.to_stride, row.data(), copy.length, mode, name);
-    }
-  });
-}
+uint64_t padding() { return core->padding; }
+void set_update(Update update, Element element) { core->store_mode = {update, element}; }
+StoreMode store_mode() { return core->store_mode; }
 
 } // namespace emu
 
@@ -1111,10 +1017,10 @@ void start_core(size_t slot, int block) {
   }
   Core &c = cores[slot];
   c.block = block;
-  c.position = static_cast<int>(slot) % cores_per_block;
-  c.index = block * cores_per_block + c.position;
-  c.cube = launch->kind == 1 || (launch->kind == 2 && c.position == 0);
-  c.sub_block = launch->kind == 2 && c.position ? c.position - 1 : 0;
+  int position = static_cast<int>(slot) % cores_per_block; // in a mixed kernel, 0 is the cube core
+  c.index = block * cores_per_block + position;
+  c.cube = launch->kind == 1 || (launch->kind == 2 && position == 0);
+  c.sub_block = launch->kind == 2 && position ? position - 1 : 0;
   c.memory[0].size = static_cast<size_t>(launch->ub_bytes);
   for (int m = 0; m < memory_count; ++m) {
     Region &region = c.memory[m];
@@ -1137,7 +1043,7 @@ void start_core(size_t slot, int block) {
   std::fill(c.arrived.begin(), c.arrived.end(), 0);
   for (Lock &lock : c.locks) lock = {};
   c.padding = 0;
-  c.update = Update::none;
+  c.store_mode = {};
   c.state = State::ready;
   c.context.stack_pointer = prepare(c.stack, stack_bytes, core_entry);
 }

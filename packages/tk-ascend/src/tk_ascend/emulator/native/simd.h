@@ -100,22 +100,17 @@ using vector_uint32_t = vector_u32;
 
 namespace emu {
 
+// The bits of the lowest bytes of elements, by their size.
+inline constexpr uint64_t lowest_bytes[] = {
+    0, ~uint64_t{0}, 0x5555555555555555, 0, 0x1111111111111111, 0, 0, 0, 0x0101010101010101,
+};
 // All bytes of the elements of T that a predicate selects.
 template <class T> inline Bits spread(const vector_bool &mask) {
-  constexpr uint64_t every[] = {0, ~uint64_t{0}, 0x5555555555555555, 0, 0x1111111111111111, 0, 0, 0, 0x0101010101010101};
   constexpr uint64_t ones = (uint64_t{1} << (sizeof(T) & 63)) - 1;
   Bits bytes;
-  for (int i = 0; i < 4; ++i) bytes.word[i] = (mask.bits.word[i] & every[sizeof(T)]) * ones;
+  for (int i = 0; i < 4; ++i) bytes.word[i] = (mask.bits.word[i] & lowest_bytes[sizeof(T)]) * ones;
   return bytes;
 }
-// The lowest bytes of the elements of T that a predicate selects.
-template <class T> inline vector_bool elements(const vector_bool &mask) {
-  constexpr uint64_t every[] = {0, ~uint64_t{0}, 0x5555555555555555, 0, 0x1111111111111111, 0, 0, 0, 0x0101010101010101};
-  vector_bool low;
-  for (int i = 0; i < 4; ++i) low.bits.word[i] = mask.bits.word[i] & every[sizeof(T)];
-  return low;
-}
-
 template <class T> inline bool is_undefined(const Vector<T> &a, int lane) {
   for (size_t byte = 0; byte < sizeof(T); ++byte) {
     if (a.undefined.get(lane * sizeof(T) + byte)) return true;
@@ -831,7 +826,7 @@ template <class T> inline void asc_unsqueeze(Vector<T> &d, vector_bool mask) {
   d.undefined = {};
 }
 
-// ---- reductions: neighbours first, which is the emulator's choice ----------------------------------------------------
+// ---- reductions: neighbours first, which is the emulator's choice --------------------------------------------------
 
 namespace emu {
 template <class T> inline bool any_undefined(const Vector<T> &s, const vector_bool &mask) {

@@ -51,9 +51,9 @@ template <class T, class Combine> inline T reduce(const Warp &warp, Combine comb
 template <class T, class Combine> inline T atomic_update(T *address, T operand, const char *name, Combine combine) {
   if (!atomic(address, sizeof(T), name)) return T{};
   T old;
-  peek(&old, address, sizeof old);
+  copy_unchecked(&old, address, sizeof old);
   T updated = static_cast<T>(combine(old, operand));
-  peek(address, &updated, sizeof updated);
+  copy_unchecked(address, &updated, sizeof updated);
   return old;
 }
 
