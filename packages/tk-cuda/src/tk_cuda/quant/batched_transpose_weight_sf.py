@@ -34,6 +34,27 @@ __device__ __forceinline__ unsigned tk_pack(const float* sf, long long stride, i
   }
   return word;
 }
+// Write store `at` of groups x words x rows, each row a scale along `outer` repeated 4 kQuads times. Scales of a word
+// lie along `inner`. Returns whether there is such a store.
+template <int kQuads, int kWidth>
+__device__ __forceinline__ bool tk_replicate(const float* sf, void* out, int at, int groups, int outer, int inner,
+                                             long long outer_stride, long long inner_stride) {
+  const int quads = outer * kQuads, words = (inner + 3) / 4;
+  const int line = at / quads, group = line / words, first = line % words * 4;
+  if (group >= groups) return false;
+  sf += (long long)group * outer * inner + at % quads / kQuads * outer_stride + first * inner_stride;
+  const unsigned word = tk_pack(sf, inner_stride, inner - first);
+  const unsigned rows[4] = {word, word, word, word};
+  tk_store<16, kWidth>(static_cast<uint4*>(out) + at, rows, 16);
+  return true;
+}
+template <int kQuads, int kWidth>
+__device__ __forceinline__ void tk_transpose_weight(const float* sf, void* sf0, void* sf1, int at, int groups, int n,
+                                                    int k) {
+  if (tk_replicate<kQuads, kWidth>(sf, sf0, at, groups, n, k, k, 1)) return;
+  at -= groups * n * kQuads * ((k + 3) / 4);
+  tk_replicate<kQuads, kWidth>(sf, sf1, at, groups, k, n, 1, k);
+}
 """
 
 
@@ -68,59 +89,34 @@ def _build(block_size: int, weights: tuple[_Weight, ...], store_width: int) -> A
 
     weights = tuple(_Weight(*weight) for weight in weights)
     sizes, types = zip(*(_types(weight, block_size, i) for i, weight in enumerate(weights)))
-    quads = block_size // 4  # stores that fill the rows of a block
-
-    def units(size: Any) -> tuple[Any, Any]:
-        """Words to pack for the two results of a weight, times the stores of each."""
-        groups, n, k = size
-        return groups * T.ceildiv(k, 4) * n * quads, groups * T.ceildiv(n, 4) * k * quads
 
     def blocks(size: Any) -> Any:
-        return T.ceildiv(sum(units(size)), _THREADS)
+        """Thread blocks for a weight: a store for each thread."""
+        groups, n, k = size
+        return T.ceildiv(groups * (T.ceildiv(k, 4) * n + T.ceildiv(n, 4) * k) * (block_size // 4), _THREADS)
 
-    @T.macro
-    def pack(sf: Any, out: Any, sf_index: Any, out_index: Any, stride: Any, count: Any) -> None:
-        """Write the word of scales from ``sf_index`` on to four rows of the result."""
-        words = T.alloc_local((4,), "uint32")
-        word = T.call_extern("uint32", "tk_pack", T.access_ptr(sf[sf_index], "r"), stride, count)
-        for i in T.unroll(4):
-            words[i] = word
-        T.call_extern(
-            "handle",
-            f"tk_store<16, {store_width}>",
-            T.access_ptr(out[out_index], "w"),
-            T.access_ptr(words[0], "r", 4),
-            16,
-        )
-
-    def place(weight: _Weight, size: Any, unit: Any, second: bool) -> tuple[Any, ...]:
-        """Of a unit of the first or second result: where its scales start, where its rows start, stride, count."""
-        inner, outer = (size[1], size[2]) if second else (size[2], size[1])
-        row = unit % (outer * quads) * 4
-        word = unit // (outer * quads) % T.ceildiv(inner, 4)
-        group = (unit // (outer * quads) // T.ceildiv(inner, 4),) if weight.grouped else ()
-        sf_index = (word * 4, row // block_size) if second else (row // block_size, word * 4)
-        out_index = (word, row) if second and weight.transposed else (row, word)
-        stride = T.Cast("int64", size[2]) if second else T.int64(1)
-        return (*group, *sf_index), (*group, *out_index), stride, inner - word * 4
-
-    @T.macro
-    def transpose_weight(weight: Any, size: Any, sf: Any, sf0: Any, sf1: Any, unit: Any) -> None:
-        if unit < units(size)[0]:
-            pack(sf, sf0, *place(weight, size, unit, False))
-        elif unit < sum(units(size)):
-            pack(sf, sf1, *place(weight, size, unit - units(size)[0], True))
+    def origin(tensor: Any, access_type: str) -> Any:
+        return T.access_ptr(tensor[(0,) * len(tensor.shape)], access_type)
 
     @T.macro
     def body(tensors: Any) -> None:
-        ends = [sum(blocks(size) for size in sizes[: i + 1]) for i in range(len(sizes))]
-        with T.Kernel(ends[-1], threads=_THREADS) as block:
+        with T.Kernel(sum(blocks(size) for size in sizes), threads=_THREADS) as block:
             T.import_source(access.SOURCE + _SOURCE)
             thread = T.get_thread_binding()
-            for i, (weight, size, given) in enumerate(zip(weights, sizes, tensors)):
-                start = ends[i - 1] if i else 0
-                if block >= start and block < ends[i]:
-                    transpose_weight(weight, size, *given, (block - start) * _THREADS + thread)
+            turn = T.alloc_local((1,), "int32")
+            turn[0] = block
+            for size, given in zip(sizes, tensors):
+                if turn[0] >= 0 and turn[0] < blocks(size):
+                    T.call_extern(
+                        "handle",
+                        f"tk_transpose_weight<{block_size // 4}, {store_width}>",
+                        origin(given[0], "r"),
+                        origin(given[1], "w"),
+                        origin(given[2], "w"),
+                        turn[0] * _THREADS + thread,
+                        *size,
+                    )
+                turn[0] -= blocks(size)
 
     def batched_transpose_weight_sf(
         a: Any, a0: Any, a1: Any, b: Any, b0: Any, b1: Any, c: Any, c0: Any, c1: Any, d: Any, d0: Any, d1: Any,
