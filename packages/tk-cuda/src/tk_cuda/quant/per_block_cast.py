@@ -23,6 +23,8 @@ from ..tile.function import prim_func
 _ROWS = 8
 """The most vectors of 16 bytes that a thread holds."""
 _THREADS = 256
+_THREADS_PER_SM = 1024
+"""Threads that a multiprocessor shall hold: with eight vectors each, enough bytes are on their way."""
 _SIZE = {"bfloat16": 2, "float32": 4}
 
 
@@ -197,6 +199,7 @@ def _build_vectors(k: _Key) -> Any:
         down, across = T.ceildiv(rows, k.block_rows), T.ceildiv(columns, k.block_columns)
         with T.Kernel(down * T.ceildiv(across, blocks), threads=k.threads) as index:
             T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE)
+            T.annotate_min_blocks_per_sm(max(_THREADS_PER_SM // k.threads, 1))
             thread = T.get_thread_binding()
             lane, warp, block = thread % 32, thread // 32 % warps, thread // 32 // warps
             groups = T.alloc_var("int32", init=T.ceildiv(across, blocks))

@@ -27,6 +27,8 @@ _BLOCK_ROWS = 128
 """Rows of a thread block, for smaller blocks of rows."""
 _ROWS = 8
 """The most rows that a thread holds."""
+_THREADS_PER_SM = 1024
+"""Threads that a multiprocessor shall hold: with eight vectors each, enough bytes are on their way."""
 _PER_VECTOR = {"bfloat16": 8, "float32": 4, "float8_e4m3fn": 8}
 
 
@@ -325,6 +327,7 @@ def _vector_body(k: _Key) -> Any:
     ) -> None:
         with T.Kernel(T.ceildiv(rows, tile_rows) * T.ceildiv(columns, _COLUMNS), threads=threads) as at:
             T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE)
+            T.annotate_min_blocks_per_sm(max(_THREADS_PER_SM // threads, 1))
             thread = T.get_thread_binding()
             across = T.alloc_var("int32", init=T.ceildiv(columns, _COLUMNS))
             group = T.alloc_var("int32", init=T.truncdiv(at, across))

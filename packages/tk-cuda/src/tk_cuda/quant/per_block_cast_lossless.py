@@ -1,0 +1,288 @@
+"""CUDA kernel of ``quant.per_block_cast_lossless``: one pass over e2m1 codes, bound by bandwidth.
+
+The scale of an output block depends only on the input's scales, so the threads of a block read those first, find the
+largest and smallest exponent together, and then move codes: eight of them, four bytes, in a thread. A code times a
+power of two from 2^-5 to 2^6 is a normal e4m3, so its exponent is added in integers. A team of threads walks over each
+output block; where eight codes straddle input blocks they are moved two at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tk_core.backend import Refused
+from tk_core.formats import is_column_major
+
+from ..jit import Builder
+from ..tile import access, block_scales, source
+from ..tile.function import prim_func
+from .per_channel_cast import refuse_words
+
+_THREADS = 256
+
+_SOURCE = r"""
+// Biased exponent of a scale: 255 where it is not a normal power of two.
+TK_FN int tk_exponent_of(float sf) {
+  const unsigned bits = tk_bits(sf);
+  return bits != 0u && (bits & 0x807fffffu) == 0u ? (int)(bits >> 23) : 255;
+}
+TK_FN int tk_exponent_at(unsigned word, int byte) { return (int)(word >> (8 * byte) & 255u); }
+// Eight e2m1 codes times 2^shift as two words of e4m3, for shifts from -5 to 6. A code of exponent e >= 1 is
+// (2 + m) * 2^(e - 2), and 1, one half, is 2^-1; as e4m3 these are the bits (e + 6 + shift) << 3 | m << 2.
+TK_FN void tk_e2m1_to_e4m3(unsigned* out, unsigned codes, int shift) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const unsigned half = codes >> (16 * h);
+    // The four nibbles in four bytes.
+    unsigned c = (half & 0xffu) | (half & 0xff00u) << 8;
+    c = (c & 0x000f000fu) | (c & 0x00f000f0u) << 4;
+    const unsigned magnitude = c & 0x07070707u;
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned m = magnitude >> (8 * i) & 7u;
+      const unsigned e4m3 = m == 1u ? (unsigned)(6 + shift) << 3 : (m << 2) + ((unsigned)(6 + shift) << 3);
+      bits |= (m == 0u ? 0u : e4m3 & 0x7fu) << (8 * i);
+    }
+    out[h] = bits | (c & 0x08080808u) << 4;
+  }
+}
+"""
+
+
+class _Key(NamedTuple):
+    """What is compiled into a kernel.
+
+    Attributes:
+        x_packed, packed, padded: UE8M0 words come in; go out; the columns of the result's scales are padded.
+        codes: of a step of a thread, 8 or 2.
+        load_width, store_width: widest access in bytes of that many codes in ``x`` and in the result.
+        threads: of a team, which makes one output block.
+    """
+
+    x_block_rows: int
+    x_block_columns: int
+    block_rows: int
+    block_columns: int
+    x_packed: bool
+    packed: bool
+    padded: bool
+    codes: int
+    load_width: int
+    store_width: int
+    threads: int
+
+
+def _build(*key: Any) -> Any:
+    import tilelang.language as T
+
+    k = _Key(*key)
+    teams = _THREADS // k.threads
+    in_down, in_across = k.block_rows // k.x_block_rows, k.block_columns // k.x_block_columns
+    steps_across = k.block_columns // k.codes
+    steps = k.block_rows * steps_across
+    unroll = math.gcd(steps // k.threads, 8) if steps % k.threads == 0 else 1
+    load = f"tk_load<{max(k.codes // 2, 1)}, {k.load_width}>"
+    store = f"tk_store<{k.codes}, {k.store_width}>"
+
+    rows, columns, x_columns = T.dynamic("rows"), T.dynamic("columns"), T.dynamic("x_columns")
+    x_strides = (T.dynamic("x_sf_stride_0", "int64"), T.dynamic("x_sf_stride_1", "int64"))
+    strides = (T.dynamic("sf_stride_0", "int64"), T.dynamic("sf_stride_1", "int64"))
+    x_type = T.StridedTensor((rows, x_columns), (T.dynamic("row_stride", "int64"), 1), "int8")
+    x_sf_type = T.StridedTensor(
+        (T.dynamic("x_sf_rows"), T.dynamic("x_sf_columns")), x_strides, "int32" if k.x_packed else "float32"
+    )
+    out_type = T.Tensor((rows, columns), "float8_e4m3fn")
+    sf_type = T.StridedTensor(
+        (T.dynamic("sf_rows"), T.dynamic("sf_columns")), strides, "int32" if k.packed else "float32"
+    )
+
+    def exponent(x_sf: Any, row: Any, column: Any) -> Any:
+        """Biased exponent of the scale of an input block."""
+        if not k.x_packed:
+            return T.call_extern("int32", "tk_exponent_of", x_sf[row, column])
+        if k.x_block_columns == 1:
+            return T.call_extern("int32", "tk_exponent_at", T.reinterpret("uint32", x_sf[row // 4, column]), row % 4)
+        return T.call_extern("int32", "tk_exponent_at", T.reinterpret("uint32", x_sf[row, column // 4]), column % 4)
+
+    @T.macro
+    def team_extremes(largest: Any, smallest: Any, shared: Any, thread: Any) -> None:
+        full = T.uint32(0xFFFFFFFF)
+        largest[0] = T.call_extern("uint32", "__reduce_max_sync", full, largest[0])
+        smallest[0] = T.call_extern("uint32", "__reduce_min_sync", full, smallest[0])
+        if k.threads > 32:
+            if thread % 32 == 0:
+                shared[thread // 32] = largest[0]
+                shared[_THREADS // 32 + thread // 32] = smallest[0]
+            T.sync_threads()
+            for i in T.unroll(k.threads // 32):
+                at = thread // k.threads * (k.threads // 32) + i
+                largest[0] = T.max(largest[0], shared[at])
+                smallest[0] = T.min(smallest[0], shared[_THREADS // 32 + at])
+
+    @T.macro
+    def find_exponent(result: Any, x_sf: Any, block_row: Any, block_column: Any, shared: Any, thread: Any) -> None:
+        """The output's biased exponent, and (second) 255 in its place where the block cannot be exact."""
+        largest = T.alloc_local((1,), "uint32")
+        smallest = T.alloc_local((1,), "uint32")
+        largest[0] = T.uint32(0)
+        smallest[0] = T.uint32(255)
+        for i in T.serial(T.ceildiv(in_down * in_across, k.threads)):
+            at = i * k.threads + thread % k.threads
+            row, column = block_row * in_down + at // in_across, block_column * in_across + at % in_across
+            inside = row < T.ceildiv(rows, k.x_block_rows) and column < T.ceildiv(columns, k.x_block_columns)
+            if at < in_down * in_across and inside:
+                e = T.Cast("uint32", exponent(x_sf, row, column))
+                largest[0] = T.max(largest[0], e)
+                smallest[0] = T.min(smallest[0], e)
+        team_extremes(largest, smallest, shared, thread)
+        result[0] = T.max(T.Cast("int32", largest[0]) - 6, 0)
+        exact = largest[0] < 255 and T.Cast("int32", smallest[0]) + 5 >= result[0]
+        result[1] = T.if_then_else(exact, result[0], 255)
+
+    @T.macro
+    def write_scale(sf: Any, block_row: Any, block_column: Any, biased: Any) -> None:
+        down, across = T.ceildiv(rows, k.block_rows), T.ceildiv(columns, k.block_columns)
+        origin = T.access_ptr(sf[0, 0], "w")
+        byte = T.Cast("uint32", biased)
+        if not k.packed:
+            T.call_extern(
+                "handle",
+                "tk_put_sf",
+                origin,
+                *strides,
+                block_row,
+                block_column,
+                down,
+                T.bool(k.padded),
+                T.call_extern("float32", "tk_from_ue8m0", byte),
+            )
+        elif k.block_columns == 1:
+            T.call_extern("handle", "tk_put_ue8m0_down", origin, strides[0], block_row, block_column, down, byte)
+        else:
+            T.call_extern(
+                "handle",
+                "tk_put_ue8m0",
+                origin,
+                *strides,
+                block_row,
+                block_column,
+                down,
+                across,
+                T.bool(k.padded),
+                byte,
+            )
+
+    @T.macro
+    def move(x: Any, x_sf: Any, out: Any, block_row: Any, block_column: Any, biased: Any, thread: Any) -> None:
+        words = T.alloc_local((unroll,), "uint32")
+        codes = T.alloc_local((2,), "uint32")
+        for i in T.serial(T.ceildiv(steps, k.threads * unroll)):
+            for u in T.unroll(unroll):
+                at = (i * unroll + u) * k.threads + thread % k.threads
+                row = block_row * k.block_rows + at // steps_across
+                column = block_column * k.block_columns + at % steps_across * k.codes
+                T.call_extern(
+                    "handle",
+                    load,
+                    T.access_ptr(words[u], "w", 1),
+                    T.access_ptr(x[row, column // 2], "r"),
+                    T.if_then_else(at < steps and row < rows, (columns - column) // 2, 0),
+                )
+            for u in T.unroll(unroll):
+                at = (i * unroll + u) * k.threads + thread % k.threads
+                row = block_row * k.block_rows + at // steps_across
+                column = block_column * k.block_columns + at % steps_across * k.codes
+                if at < steps and row < rows and column < columns:
+                    shift = exponent(x_sf, row // k.x_block_rows, column // k.x_block_columns) - biased
+                    T.call_extern("handle", "tk_e2m1_to_e4m3", T.access_ptr(codes[0], "w", 2), words[u], shift)
+                    T.call_extern(
+                        "handle",
+                        store,
+                        T.access_ptr(out[row, column], "w"),
+                        T.access_ptr(codes[0], "r", 2),
+                        columns - column,
+                    )
+
+    def per_block_cast_lossless(x: Any, x_sf: Any, out: Any, sf: Any) -> None:
+        across = T.ceildiv(columns, k.block_columns)
+        blocks = T.ceildiv(rows, k.block_rows) * across
+        with T.Kernel(T.ceildiv(blocks, teams), threads=_THREADS) as index:
+            T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE + _SOURCE)
+            thread = T.get_thread_binding()
+            team = T.alloc_var("int32", init=index * teams + thread // k.threads)
+            width = T.alloc_var("int32", init=T.ceildiv(columns, k.block_columns))
+            block_row = T.alloc_var("int32", init=T.truncdiv(team, width))
+            block_column = T.alloc_var("int32", init=T.truncmod(team, width))
+            biased = T.alloc_local((2,), "int32")
+            shared = T.alloc_shared((2 * _THREADS // 32,), "uint32", scope="shared")
+            find_exponent(biased, x_sf, block_row, block_column, shared, thread)
+            if block_row < T.ceildiv(rows, k.block_rows):
+                if thread % k.threads == 0:
+                    write_scale(sf, block_row, block_column, biased[1])
+                move(x, x_sf, out, block_row, block_column, biased[0], thread)
+
+    return prim_func(per_block_cast_lossless, x_type, x_sf_type, out_type, sf_type)
+
+
+# Every access is predicated where it is made.
+_CAST = Builder("quant.per_block_cast_lossless", _build, pass_configs={"tl.disable_safe_memory_legalize": True})
+
+
+class PerBlockCastLossless:
+    """Exact e2m1 to e4m3 in coarser blocks."""
+
+    revision = 1
+
+    def refusal(
+        self,
+        x: Tensor,
+        x_sf: Tensor,
+        x_block_rows: int,
+        x_block_columns: int,
+        block_rows: int,
+        block_columns: int,
+        use_tma_aligned_col_major_sf: bool,
+        use_packed_ue8m0: bool,
+        ue8m0_per_word: int,
+        sf_align_bytes: int,
+    ) -> str | None:
+        if x_block_columns % 2:
+            return f"needs x_block_size[1] to be even, so that a byte lies in one block, got {x_block_columns}"
+        return refuse_words(ue8m0_per_word, use_packed_ue8m0 or not x_sf.is_floating_point())
+
+    def __call__(self, outs: tuple[Tensor, ...], *args: Any) -> None:
+        reason = self.refusal(*args)
+        if reason is not None:
+            raise Refused(reason)
+        x, x_sf, x_block_rows, x_block_columns, block_rows, block_columns, _, packed, _, _ = args
+        out, sf = outs
+        codes = 2 if x_block_columns % 8 else 8
+        key = _Key(
+            x_block_rows,
+            x_block_columns,
+            block_rows,
+            block_columns,
+            x_sf.dtype == torch.int32,
+            packed,
+            is_column_major(sf),
+            codes,
+            access.access_width(x, max(codes // 2, 1)),
+            access.access_width(out, codes),
+            32 if block_rows * block_columns <= 2048 else _THREADS,
+        )
+        launch = _CAST.get(key, x.device) or _CAST.compile(key, x.device)
+        launch(x, x_sf, out, sf)
+
+
+KERNELS = {"quant.per_block_cast_lossless": PerBlockCastLossless()}
+
+CI_KEYS = [
+    (_CAST, _Key(1, 32, 32, 32, True, True, True, 8, 4, 8, 32)),
+    (_CAST, _Key(1, 32, 128, 128, False, False, False, 8, 4, 8, 256)),
+    (_CAST, _Key(2, 6, 4, 12, False, True, False, 2, 1, 1, 32)),
+]
