@@ -1,7 +1,7 @@
 """CUDA kernels of ``quant.norm_backward``: bound by bandwidth.
 
-Up to 132 blocks (the multiprocessors of an H200; a fixed number, so that results do not depend on the device) take every
-132nd row. A thread owns columns: it fetches its part of the next rows into shared memory asynchronously, so that
+Each of 132 blocks (the multiprocessors of an H200; a fixed number, so that results do not depend on the device) takes
+every 132nd row. A thread owns columns: it fetches its part of the next rows into shared memory asynchronously, so that
 loads never wait for the reduction of a row, and adds up its columns of the weight's gradient in registers. A second
 kernel adds up the 132 partial sums in a fixed order; both are launched by one call.
 """
@@ -82,7 +82,8 @@ struct TkNormFetch {
   static constexpr int kParts = S::E::kBytes / 2;  // of 16 bytes in a vector
   static constexpr int kWords = 4 * kParts;
   static TK_FN unsigned* slot(unsigned* ring, int stage, int source, int v, int part) {
-    return ring + ((((stage * S::kSources + source) * S::kVectors + v) * kParts + part) * S::kThreads + threadIdx.x) * 4;
+    const int vector = (stage * S::kSources + source) * S::kVectors + v;
+    return ring + ((vector * kParts + part) * S::kThreads + threadIdx.x) * 4;
   }
   static TK_FN void fetch(const TkNormGrad& a, unsigned* ring, int stage, long long row, bool exists) {
     if (exists) {
@@ -217,7 +218,9 @@ TK_FN void tk_norm_weight_grad(void* weight_grad, const float* partials, int cou
   float sum = 0.0f;
   if (column < channels) {
 #pragma unroll 8
-    for (int i = group; i < count; i += kGroups) sum = __fadd_rn(sum, __ldg(partials + (long long)i * channels + column));
+    for (int i = group; i < count; i += kGroups) {
+      sum = __fadd_rn(sum, __ldg(partials + (long long)i * channels + column));
+    }
   }
   sums[group][threadIdx.x % kColumns] = sum;
   __syncthreads();

@@ -159,7 +159,9 @@ TK_FN void tk_norm_row(TkNormRow row, float eps, float out_scale, long long grou
       for (int i = 0; i < (S::kWhole ? 0 : 8); ++i) {
         if (i >= count) n[v][i] = 0.0f;  // 0 times an infinite rstd
       }
-      if constexpr (S::kBf16) tk_store8<TkBf16, S::kBf16Width>(const_cast<char*>(at(row.out_bf16, column, 2)), n[v], count);
+      if constexpr (S::kBf16) {
+        tk_store8<TkBf16, S::kBf16Width>(const_cast<char*>(at(row.out_bf16, column, 2)), n[v], count);
+      }
     }
   }
   if constexpr (S::kGroup > 0) tk_store_norm<S>(row, n, group_stride, mega_stride, clamp_min);
@@ -429,9 +431,7 @@ def _unsupported(x: Tensor, group: int) -> str | None:
     if channels > _MOST_CHANNELS:
         return f"needs at most {_MOST_CHANNELS} channels, got {channels}"
     if group and not _lanes(group) and -(-channels // group) > _MOST_GROUPS:
-        return (
-            f"needs num_per_channels to be 8, 16, 32, 64, 128 or 256 past {_MOST_GROUPS} groups in a row, got {group}"
-        )
+        return f"past {_MOST_GROUPS} groups in a row needs num_per_channels 8, 16, 32, 64, 128 or 256, got {group}"
     return _swiglu.unsupported(x)
 
 
