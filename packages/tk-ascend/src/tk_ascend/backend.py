@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -12,6 +14,34 @@ from tk_core.backend import CONTRACT, Kernel, Layout, locate
 
 LAYOUT = Layout(ue8m0_per_word=2, sf_align_bytes=0)
 """Ascend packs two UE8M0 bytes in an int16 and pads no columns."""
+
+
+def _inspect(call: Callable[[], Any]) -> list[dict[str, Any]]:
+    from .inspect import report
+    from .jit import traced
+
+    rows = []
+    with traced() as launches:
+        call()
+    for lowered, arguments in launches:
+        shapes = {param.name: value for param, value in zip(lowered.params, arguments, strict=True)}
+        found = report(lowered, shapes)
+        for launch in found["launches"]:
+            rows.append(
+                {"kernel": found["name"], **_flat(launch), **{f"bound {k}": v for k, v in found["bound"].items()}}
+            )
+    return rows
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values as one row."""
+    row: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            row |= _flat(value, f"{prefix}{name} ")
+        else:
+            row[prefix + name] = value
+    return row
 
 
 class AscendBackend:
@@ -39,6 +69,10 @@ class AscendBackend:
         found = locate("tk_ascend", op, "KERNELS")
         return None if found is None else found[1]
 
+    def inspect(self, op: str, call: Callable[[], Any]) -> list[dict[str, Any]]:
+        """What bounds the kernels of a call on CPU tensors: bytes, vector instructions, UB use, buffering."""
+        return _inspect(call)
+
 
 class EmulatorBackend:
     """The same kernels on x86: compiled with g++ against the emulator. For tests; served only on request."""
@@ -60,6 +94,10 @@ class EmulatorBackend:
     def kernel(self, op: str) -> Kernel | None:
         found = locate("tk_ascend", op, "KERNELS")
         return None if found is None else found[1]
+
+    def inspect(self, op: str, call: Callable[[], Any]) -> list[dict[str, Any]]:
+        """What bounds the kernels of a call on CPU tensors: bytes, vector instructions, UB use, buffering."""
+        return _inspect(call)
 
 
 BACKEND = AscendBackend()

@@ -43,6 +43,20 @@ def emulation(**options: Any) -> Iterator[None]:
         _options.reset(token)
 
 
+_trace: ContextVar[list[tuple[Lowered, tuple[Any, ...]]] | None] = ContextVar("tk_ascend_trace", default=None)
+
+
+@contextlib.contextmanager
+def traced() -> Iterator[list[tuple[Lowered, tuple[Any, ...]]]]:
+    """Collect the lowered functions that run in a scope, with their arguments."""
+    launches: list[tuple[Lowered, tuple[Any, ...]]] = []
+    token = _trace.set(launches)
+    try:
+        yield launches
+    finally:
+        _trace.reset(token)
+
+
 def vector_cores(device: torch.device) -> int:
     """Vector cores of a device, for the grids of persistent kernels. Results must not depend on it."""
     if device.type == "cpu":
@@ -76,6 +90,9 @@ class Builder:
         """Run the kernel of a key in place."""
         device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
         if device.type == "cpu":
+            launches = _trace.get()
+            if launches is not None:
+                launches.append((self.lowered(key), arguments))
             options = _options.get() or Options()
             emulator.run(
                 self.lowered(key),

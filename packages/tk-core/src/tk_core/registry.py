@@ -101,6 +101,7 @@ class ReferenceBackend:
 
 _lock = threading.RLock()
 _found: dict[str, Backend] = {}
+_installed: dict[str, Backend] = {}
 _rejected: list[Rejected] = []
 _defaults: dict[str, tuple[Backend, ...]] = {}
 _default_fallback: Fallback = "error"
@@ -137,6 +138,8 @@ def _load(entry: importlib.metadata.EntryPoint) -> Backend | Rejected:
         reason = _handshake(backend)
         if reason is None and backend.name != entry.name:
             reason = f"its entry point is named {entry.name!r}, but the backend calls itself {backend.name!r}"
+        if reason is None:
+            _installed[backend.name] = backend
         if reason is None and not backend.applies():
             return Rejected(entry.name, f"this build of torch ({torch.__version__}) is not the one it is for")
     except Exception as error:  # a broken wheel must not break the others; its reason is kept and shown
@@ -147,7 +150,7 @@ def _load(entry: importlib.metadata.EntryPoint) -> Backend | Rejected:
 def load() -> None:
     """Discover the installed backends. Called when tk_core is imported; calling it again starts afresh."""
     with _lock:
-        for table in (_found, _rejected, _defaults, _slots):
+        for table in (_found, _installed, _rejected, _defaults, _slots):
             table.clear()
         wanted = [n.strip() for n in os.environ.get("TK_BACKENDS", "").split(",") if n.strip()]
         reference = ReferenceBackend()
@@ -377,6 +380,15 @@ def count_calls() -> Iterator[Counter[tuple[str, str]]]:
 def found() -> dict[str, Backend]:
     """The usable backends by name."""
     return dict(_found)
+
+
+def installed(name: str) -> Backend:
+    """A backend by name, also where it cannot run: to compile or inspect its kernels on another machine.
+
+    Raises:
+        NoBackendError: it is not installed, or broken.
+    """
+    return _installed.get(name) or _by_name(name)
 
 
 def rejected() -> list[Rejected]:

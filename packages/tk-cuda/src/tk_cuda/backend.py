@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tk_core.backend import CONTRACT, Kernel, Layout, locate
+
+if TYPE_CHECKING:
+    from .precompile import Progress
 
 OLDEST = (8, 0)
 """The oldest compute capability that the kernels support."""
@@ -44,6 +49,51 @@ class CudaBackend:
     def kernel(self, op: str) -> Kernel | None:
         found = locate("tk_cuda", op, "KERNELS")
         return None if found is None else found[1]
+
+    def recorder(self) -> CudaBackend:
+        """A backend for meta tensors: calls note the kernels that they need (``precompile``)."""
+        return CudaBackend("meta")
+
+    def precompile(
+        self, calls: Iterable[Callable[[], Any]], archs: Sequence[str], jobs: int | None, progress: Progress
+    ) -> list[str]:
+        """Build the kernels that some calls on meta tensors need into the cache; returns what went wrong.
+
+        Args:
+            calls: run under ``use_backend(self.recorder())``.
+            archs: such as ``sm_90a``; none given: of the GPUs here.
+            jobs: processes; None: half of the cores.
+            progress: called after each kernel with done, total, name, and ``cached``, ``compiled`` or the problem.
+        """
+        from . import compiler, jit, pool, precompile
+
+        wanted = list(archs) or sorted({jit.arch_of(torch.device("cuda", i)) for i in range(torch.cuda.device_count())})
+        if not wanted:
+            return ["there is no GPU here; name the architectures, such as --arch sm_90a"]
+        unknown = [a for a in wanted if a not in compiler.ARCHITECTURES]
+        if unknown:
+            return [f"architecture {unknown[0]} is not one of {', '.join(compiler.ARCHITECTURES)}"]
+        found = {job: None for call in calls for job in precompile.needed(call, wanted)}
+        return precompile.build(list(found), jobs or pool.default_workers(), progress)
+
+    def prepare(self, calls: Iterable[Callable[[], Any]]) -> list[str]:
+        """Build what some calls need on the GPUs of this machine, in parallel, before they are timed."""
+        return self.precompile(calls, (), None, lambda *done: None)
+
+    def cache_info(self) -> list[dict[str, Any]]:
+        """Folders of compiled kernels: place, entries, bytes, and why one is not read."""
+        from . import cache
+
+        return cache.report()
+
+    def inspect(self, op: str, call: Callable[[], Any]) -> list[dict[str, Any]]:
+        """Registers, spills, shared memory and access widths of an operator's kernels, from compiled code.
+
+        The kernels are those that the module lists for CI, one for each variant; ``call`` is not needed.
+        """
+        from . import inspect
+
+        return inspect.report(op)
 
 
 BACKEND = CudaBackend()

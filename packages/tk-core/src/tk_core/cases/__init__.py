@@ -67,8 +67,10 @@ class Maker:
         """Uniform integers in [low, high)."""
         return torch.randint(low, high, tuple(shape), generator=self._generator).to(dtype).to(self.device)
 
-    def magnitudes(self, *shape: int, low: int = -110, high: int = 120, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Values of every magnitude: normal mantissas, an exponent drawn uniformly from [low, high] for each element."""
+    def magnitudes(
+        self, *shape: int, low: int = -110, high: int = 120, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Values of every magnitude: each has an exponent drawn uniformly from [low, high]."""
         exponents = torch.randint(low, high + 1, shape, generator=self._generator).float()
         values = torch.randn(shape, generator=self._generator) * torch.exp2(exponents)
         return values.clamp(-1e38, 1e38).to(dtype).to(self.device)
@@ -77,6 +79,31 @@ class Maker:
         """Values made on the device, for inputs too large to make on the CPU: a repeated pattern of exact numbers."""
         period = torch.randn((1, columns), generator=self._generator).to(dtype).to(self.device)
         return period.expand(rows, columns).contiguous()
+
+
+class ShapeMaker(Maker):
+    """Makes meta tensors: shapes and dtypes without data, to find out which kernels a call needs."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__("meta", layout)
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+    def randn(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._empty(shape, dtype)
+
+    def rand(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._empty(shape, dtype)
+
+    def randint(self, low: int, high: int, shape: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        return self._empty(shape, dtype)
+
+    def magnitudes(self, *shape: int, low: int = -110, high: int = 120, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._empty(shape, dtype)
+
+    def large(self, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return self._empty((rows, columns), dtype)
 
 
 @dataclass(frozen=True)
@@ -140,10 +167,10 @@ class Cases:
         samples, errors: inputs inside and outside the domain.
         bench: benchmark points.
         tolerance: against the reference on the same device.
-        bytes_moved: least bytes of a call: each input read once, each output written once; from its arguments and results.
+        bytes_moved: least bytes of a call, from its arguments and results: inputs read once, outputs written once.
         flops: floating-point operations of a call, where they matter.
-        unspecified: clears parts of the results that are unspecified for a call (codes of a block with a NaN), in place,
-            before a comparison: takes the call and the list of results.
+        unspecified: clears parts of the results that are unspecified for a call (codes of a block with a NaN), in
+            place, before a comparison: takes the call and the list of results.
         inplace: names or positions of arguments that the call writes.
     """
 

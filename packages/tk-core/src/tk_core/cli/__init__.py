@@ -12,4 +12,4 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-from . import bench, check, info, quantize  # noqa: E402, F401  (each registers its command on the app)
+from . import bench, check, info, precompile, quantize  # noqa: E402, F401  (each registers its command on the app)

@@ -17,6 +17,7 @@ from ..bench import adapters, records, runner
 from ..errors import InvalidArgumentError
 from . import app
 from .common import console, default_backend, select_operators, usable_backend
+from .precompile import meta_calls
 
 
 @app.command()
@@ -50,7 +51,7 @@ def bench(
     for name, reason in machine.missing.items():
         out.print(f"candidate {name} is left out: {reason}", highlight=False)
     if hasattr(target, "prepare"):
-        target.prepare(names)
+        target.prepare(meta_calls(target, target.recorder(), chosen))
     rows: records.Rows = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:

@@ -101,8 +101,10 @@ def info(
         table.add_row(r["name"], "", "", f"rejected: {r['reason']}")
     out.print(table)
     for b in data["backends"]:
-        if b.get("cache"):
-            out.print(f"{b['name']} kernel cache: {b['cache']}", highlight=False)
+        for folder in b.get("cache", ()):
+            state = folder["reason"] or ("new kernels go here" if folder["writable"] else "read only")
+            size = f"{folder['entries']} entries, {folder['bytes']:,} bytes"
+            out.print(f"{b['name']} kernels in {folder['path']}: {size}, {state}", highlight=False)
     names = [b["name"] for b in data["backends"]]
     table = Table("operator", *names, title="Operators", title_justify="left")
     for op, cells in data["operators"].items():
