@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..quant import per_token_cast_and_cast_back
+from ..quant.per_token_cast_and_cast_back import per_token_cast_and_cast_back
 
 
 class _FakeQuantize(torch.autograd.Function):

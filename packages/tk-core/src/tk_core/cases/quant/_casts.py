@@ -16,7 +16,7 @@ from .. import Call, Maker, Point
 BF16, FP32 = torch.bfloat16, torch.float32
 NAN, INF = float("nan"), float("inf")
 
-FLAGS = {
+FLAGS: dict[str, dict[str, Any]] = {
     "row-major": {},
     "column-major": {"use_tma_aligned_col_major_sf": True},
     "rounded": {"round_sf": True},
@@ -25,7 +25,7 @@ FLAGS = {
 }
 """Output flags of each scale layout, by name."""
 
-E4M3_FLAGS = {
+E4M3_FLAGS: dict[str, dict[str, Any]] = {
     "e4m3 scales": {"use_e4m3_sf": True},
     "e4m3 scales column-major": {"use_e4m3_sf": True, "use_tma_aligned_col_major_sf": True},
 }
@@ -132,6 +132,11 @@ def grid(name: str, make: Callable[[Maker, int, int], Call]) -> list[Point]:
         return Point(f"{name} {rows}x{columns}", lambda m: make(m, rows, columns))
 
     return [point(rows, columns) for rows in DECODE_ROWS for columns in MODEL_COLUMNS]
+
+
+def bound(make: Callable[..., Call], **values: Any) -> Callable[[Maker], Call]:
+    """A sample's maker with some arguments fixed."""
+    return lambda m: make(m, **values)
 
 
 def argument(call: Call, position: int, name: str, default: Any = None) -> Any:

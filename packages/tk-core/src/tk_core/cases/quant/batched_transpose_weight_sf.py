@@ -32,9 +32,8 @@ _MODEL: list[Weight] = [
 
 def _scales(m: Maker, weight: Weight, block: int) -> Tensor:
     rows, columns, groups, _ = weight
-    shape = (-(-rows // block), -(-columns // block))
-    shape = shape if groups is None else (groups, *shape)
-    return torch.exp2(m.randint(-126, 128, shape).float())
+    batch = () if groups is None else (groups,)
+    return torch.exp2(m.randint(-126, 128, (*batch, -(-rows // block), -(-columns // block))).float())
 
 
 def _of(weights: list[Weight], block: int, with_outs: bool = False) -> Callable[[Maker], Call]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import InvalidArgumentError, InvalidDtypeError
 from .. import Call, Cases, ErrorSample, Level, Maker, Point, Sample, all_bytes, call
-from ._casts import BF16, FP32, INF, NAN, bench_matrix, boundaries
+from ._casts import BF16, FP32, INF, NAN, bench_matrix, bound, boundaries
 
 E4M3 = torch.float8_e4m3fn
 _PAIRS = [(a, b) for a in (FP32, BF16, E4M3) for b in (FP32, BF16, E4M3)]
@@ -66,19 +66,24 @@ CASES = {
             *(_sample(a, b, n, True) for a, b in _STOCHASTIC for n in (*_SIZES, 130, 131)),
             *(
                 Sample(
-                    f"no element, {_name(a)} to {_name(b)}", lambda m, a=a, b=b: call(m.randn(0, 5).to(a), b), "full"
+                    f"no element, {_name(a)} to {_name(b)}",
+                    bound(lambda m, a, b: call(m.randn(0, 5).to(a), b), a=a, b=b),
+                    "full",
                 )
                 for a, b in _PAIRS
             ),
             Sample("a scalar", lambda m: call(m.randn(1)[0], BF16)),
             *(
-                Sample(f"Q11: misaligned, {_name(a)} to {_name(b)}", lambda m, a=a, b=b: _misaligned(m, a, b, False))
+                Sample(
+                    f"Q11: misaligned, {_name(a)} to {_name(b)}",
+                    bound(lambda m, a, b: _misaligned(m, a, b, False), a=a, b=b),
+                )
                 for a, b in ((FP32, BF16), (BF16, E4M3), (E4M3, BF16))
             ),
             *(
                 Sample(
                     f"Q11: misaligned, {_name(a)} to {_name(b)}, stochastic",
-                    lambda m, a=a, b=b: _misaligned(m, a, b, True),
+                    bound(lambda m, a, b: _misaligned(m, a, b, True), a=a, b=b),
                 )
                 for a, b in _STOCHASTIC
             ),

@@ -17,6 +17,7 @@ from ._casts import (
     argument,
     around,
     bench_matrix,
+    bound,
     boundaries,
     clear,
     clear_by_block,
@@ -90,27 +91,46 @@ def _numbers() -> list[Sample]:
                 samples += [
                     Sample(
                         f"every magnitude, {of}",
-                        lambda m, f=fmt, d=dtype, kw=flags: call(m.magnitudes(70, 96, dtype=d), f, _SQUARE, **kw),
+                        bound(
+                            lambda m, f, d, kw: call(m.magnitudes(70, 96, dtype=d), f, _SQUARE, **kw),
+                            f=fmt,
+                            d=dtype,
+                            kw=flags,
+                        ),
                     ),
                     Sample(
                         f"amax around qmax * 2**n, {of}",
-                        lambda m, f=fmt, d=dtype, q=qmax, kw=flags: call(_tall(around(m, q, 32, d)), f, _SQUARE, **kw),
+                        bound(
+                            lambda m, f, d, q, kw: call(_tall(around(m, q, 32, d)), f, _SQUARE, **kw),
+                            f=fmt,
+                            d=dtype,
+                            q=qmax,
+                            kw=flags,
+                        ),
                     ),
                     Sample(
                         f"NaN and Inf, {of}",
-                        lambda m, f=fmt, d=dtype, kw=flags: call(poisoned(m, 70, 160, d)[::7], f, (4, 32), **kw),
+                        bound(
+                            lambda m, f, d, kw: call(poisoned(m, 70, 160, d)[::7], f, (4, 32), **kw),
+                            f=fmt,
+                            d=dtype,
+                            kw=flags,
+                        ),
                         "full",
                     ),
                     Sample(
                         f"one NaN and one Inf among many blocks, {of}",
-                        lambda m, f=fmt, d=dtype, kw=flags: call(_sprinkled(m, d), f, _SQUARE, **kw),
+                        bound(lambda m, f, d, kw: call(_sprinkled(m, d), f, _SQUARE, **kw), f=fmt, d=dtype, kw=flags),
                     ),
                 ]
             samples += [
-                Sample(f"ties, {mode}, {fmt}", lambda m, f=fmt, kw=flags: call(boundaries(m, f, 32), f, _SQUARE, **kw)),
+                Sample(
+                    f"ties, {mode}, {fmt}",
+                    bound(lambda m, f, kw: call(boundaries(m, f, 32), f, _SQUARE, **kw), f=fmt, kw=flags),
+                ),
                 Sample(
                     f"Q01: zeros, subnormals, huge values, {mode}, {fmt}",
-                    lambda m, f=fmt, kw=flags: call(_tall(subnormals(m, 64)), f, _SQUARE, **kw),
+                    bound(lambda m, f, kw: call(_tall(subnormals(m, 64)), f, _SQUARE, **kw), f=fmt, kw=flags),
                 ),
             ]
     return samples
@@ -156,9 +176,7 @@ _LARGE = [
 ]
 
 _ERRORS = [
-    ErrorSample(
-        "fp16", lambda m: call(m.randn(4, 64).half(), "e4m3", _SQUARE), InvalidDtypeError, "x must be"
-    ),
+    ErrorSample("fp16", lambda m: call(m.randn(4, 64).half(), "e4m3", _SQUARE), InvalidDtypeError, "x must be"),
     ErrorSample("unknown format", lambda m: call(m.randn(4, 64), "e5m6", _SQUARE), InvalidArgumentError, "fmt must be"),
     ErrorSample("rank 3", lambda m: call(m.randn(2, 4, 64), "e4m3", _SQUARE), InvalidArgumentError, "shape (M, K)"),
     ErrorSample("Q09: transposed", lambda m: call(m.randn(64, 4).t(), "e4m3", _SQUARE), InvalidArgumentError, "stride"),
@@ -207,7 +225,7 @@ _PRECOMPUTED = [
     *(
         Sample(
             f"{fmt} in blocks {block[0]}x{block[1]}, {str(dtype).removeprefix('torch.')}",
-            lambda m, f=fmt, d=dtype, b=block: _with_sf(m, f, d, b),
+            bound(lambda m, f, d, b: _with_sf(m, f, d, b), f=fmt, d=dtype, b=block),
             "quick" if block in ((128, 128), (32, 32)) else "full",
         )
         for fmt in ("e4m3", "e2m1")

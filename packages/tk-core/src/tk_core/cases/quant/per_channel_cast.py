@@ -17,6 +17,7 @@ from ._casts import (
     argument,
     around,
     bench_matrix,
+    bound,
     boundaries,
     clear_by_block,
     misaligned,
@@ -75,25 +76,29 @@ def numbers(modes: dict[str, dict[str, Any]]) -> list[Sample]:
             samples += [
                 Sample(
                     f"every magnitude, {of}",
-                    lambda m, d=dtype, kw=flags: call(m.magnitudes(130, 64, dtype=d), "e4m3", 32, **kw),
+                    bound(lambda m, d, kw: call(m.magnitudes(130, 64, dtype=d), "e4m3", 32, **kw), d=dtype, kw=flags),
                 ),
                 Sample(
                     f"amax around 448 * 2**n, {of}",
-                    lambda m, d=dtype, kw=flags: call(columns_of(around(m, 448.0, 64, d)), "e4m3", 32, **kw),
+                    bound(
+                        lambda m, d, kw: call(columns_of(around(m, 448.0, 64, d)), "e4m3", 32, **kw), d=dtype, kw=flags
+                    ),
                 ),
                 Sample(
                     f"NaN and Inf, {of}",
-                    lambda m, d=dtype, kw=flags: call(columns_of(poisoned(m, 64, 70, d)), "e4m3", 32, **kw),
+                    bound(
+                        lambda m, d, kw: call(columns_of(poisoned(m, 64, 70, d)), "e4m3", 32, **kw), d=dtype, kw=flags
+                    ),
                 ),
             ]
         samples += [
             Sample(
                 f"ties, {mode}",
-                lambda m, kw=flags: call(columns_of(boundaries(m, "e4m3", 32)), "e4m3", 32, **kw),
+                bound(lambda m, kw: call(columns_of(boundaries(m, "e4m3", 32)), "e4m3", 32, **kw), kw=flags),
             ),
             Sample(
                 f"Q01: zeros, subnormals, huge values, {mode}",
-                lambda m, kw=flags: call(columns_of(subnormals(m, 64)), "e4m3", 32, **kw),
+                bound(lambda m, kw: call(columns_of(subnormals(m, 64)), "e4m3", 32, **kw), kw=flags),
             ),
         ]
     return samples

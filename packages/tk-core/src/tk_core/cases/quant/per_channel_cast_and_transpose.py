@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from ...errors import InvalidArgumentError, InvalidDtypeError
-from .. import Cases, ErrorSample, Sample, all_bytes, call
+from .. import Call, Cases, ErrorSample, Sample, all_bytes, call
 from ._casts import BF16, FP32, clear_codes
 from .per_channel_cast import block_of, numbers, plain, point, shapes
 
 _MODES: dict[str, dict[str, Any]] = {"plain": {}, "rounded": {"round_sf": True}}
+
+
+def _clear(arguments: Call, results: list[Tensor]) -> None:
+    clear_codes(results[0], results[1], block_of(arguments), transposed=True)
+
 
 CASES = {
     "quant.per_channel_cast_and_transpose": Cases(
@@ -41,6 +48,6 @@ CASES = {
             point("e4m3/128", 512, 7168, 128),
         ],
         bytes_moved=all_bytes,
-        unspecified=lambda arguments, results: clear_codes(*results, block_of(arguments), transposed=True),
+        unspecified=_clear,
     ),
 }

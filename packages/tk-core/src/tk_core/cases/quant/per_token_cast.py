@@ -19,6 +19,7 @@ from ._casts import (
     argument,
     around,
     bench_matrix,
+    bound,
     boundaries,
     clear,
     clear_by_block,
@@ -109,37 +110,50 @@ def _numbers() -> list[Sample]:
                 samples += [
                     Sample(
                         f"every magnitude, {of}",
-                        lambda m, fmt=fmt, dtype=dtype, flags=flags: call(
-                            m.magnitudes(32, 160, dtype=dtype), fmt, 32, **flags
+                        bound(
+                            lambda m, fmt, dtype, flags: call(m.magnitudes(32, 160, dtype=dtype), fmt, 32, **flags),
+                            fmt=fmt,
+                            dtype=dtype,
+                            flags=flags,
                         ),
                     ),
                     Sample(
                         f"rows of every magnitude, {of}",
-                        lambda m, fmt=fmt, dtype=dtype, flags=flags: call(
-                            _scaled_rows(m, 200, 160).to(dtype), fmt, 32, **flags
+                        bound(
+                            lambda m, fmt, dtype, flags: call(_scaled_rows(m, 200, 160).to(dtype), fmt, 32, **flags),
+                            fmt=fmt,
+                            dtype=dtype,
+                            flags=flags,
                         ),
                     ),
                     Sample(
                         f"amax around qmax * 2**n, {of}",
-                        lambda m, fmt=fmt, dtype=dtype, flags=flags, qmax=qmax: call(
-                            around(m, qmax, 32, dtype), fmt, 32, **flags
+                        bound(
+                            lambda m, fmt, dtype, flags, qmax: call(around(m, qmax, 32, dtype), fmt, 32, **flags),
+                            fmt=fmt,
+                            dtype=dtype,
+                            flags=flags,
+                            qmax=qmax,
                         ),
                     ),
                     Sample(
                         f"NaN and Inf, {of}",
-                        lambda m, fmt=fmt, dtype=dtype, flags=flags: call(
-                            poisoned(m, 13, 160, dtype), fmt, 32, **flags
+                        bound(
+                            lambda m, fmt, dtype, flags: call(poisoned(m, 13, 160, dtype), fmt, 32, **flags),
+                            fmt=fmt,
+                            dtype=dtype,
+                            flags=flags,
                         ),
                     ),
                 ]
             samples += [
                 Sample(
                     f"ties and the numbers next to them, {mode}, {fmt}",
-                    lambda m, fmt=fmt, flags=flags: call(boundaries(m, fmt, 64), fmt, 64, **flags),
+                    bound(lambda m, fmt, flags: call(boundaries(m, fmt, 64), fmt, 64, **flags), fmt=fmt, flags=flags),
                 ),
                 Sample(
                     f"Q01, Q13: zeros, negative zeros, subnormals, huge values, {mode}, {fmt}",
-                    lambda m, fmt=fmt, flags=flags: call(subnormals(m, 160), fmt, 32, **flags),
+                    bound(lambda m, fmt, flags: call(subnormals(m, 160), fmt, 32, **flags), fmt=fmt, flags=flags),
                 ),
             ]
     return samples
@@ -155,9 +169,11 @@ def _strides() -> list[Sample]:
     samples = []
     for fmt in ("e4m3", "e2m1"):
         samples += [
-            Sample(f"aligned row stride, {fmt}", lambda m, f=fmt: call(strided(m, 9, 256, BF16, 256), f, 32)),
-            Sample(f"odd row stride, {fmt}", lambda m, f=fmt: call(strided(m, 9, 256, BF16, 3), f, 32)),
-            Sample(f"Q11: misaligned base, {fmt}", lambda m, f=fmt: call(misaligned(m, 9, 256, BF16), f, 128)),
+            Sample(f"aligned row stride, {fmt}", bound(lambda m, f: call(strided(m, 9, 256, BF16, 256), f, 32), f=fmt)),
+            Sample(f"odd row stride, {fmt}", bound(lambda m, f: call(strided(m, 9, 256, BF16, 3), f, 32), f=fmt)),
+            Sample(
+                f"Q11: misaligned base, {fmt}", bound(lambda m, f: call(misaligned(m, 9, 256, BF16), f, 128), f=fmt)
+            ),
         ]
     samples += [
         Sample("misaligned fp32", lambda m: call(misaligned(m, 5, 128, FP32), "e4m3", 32)),
@@ -394,7 +410,7 @@ def _clear_nan_codes(arguments: Call, results: list[Tensor]) -> None:
 
 
 _PRECOMPUTED = [
-    Sample(f"{fmt} from {_dtype(dtype)}", lambda m, f=fmt, d=dtype: _with_sf(m, d, f))
+    Sample(f"{fmt} from {_dtype(dtype)}", bound(lambda m, f, d: _with_sf(m, d, f), f=fmt, d=dtype))
     for fmt in ("e4m3", "e2m1")
     for dtype in (BF16, FP32)
 ] + [

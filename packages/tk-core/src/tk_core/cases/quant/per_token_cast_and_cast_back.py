@@ -11,6 +11,7 @@ from ._casts import (
     FP32,
     around,
     bench_matrix,
+    bound,
     boundaries,
     grid,
     misaligned,
@@ -40,20 +41,32 @@ def _modes() -> list[Sample]:
                 samples += [
                     Sample(
                         f"amax around qmax * 2**n, {of}",
-                        lambda m, f=fmt, q=qmax, d=dtype, flags=flags: call(around(m, q, 32, d), f, 32, **flags),
+                        bound(
+                            lambda m, f, q, d, flags: call(around(m, q, 32, d), f, 32, **flags),
+                            f=fmt,
+                            q=qmax,
+                            d=dtype,
+                            flags=flags,
+                        ),
                     ),
                     Sample(
                         f"NaN and Inf, {of}",
-                        lambda m, f=fmt, d=dtype, flags=flags: call(poisoned(m, 13, 160, d), f, 32, **flags),
+                        bound(
+                            lambda m, f, d, flags: call(poisoned(m, 13, 160, d), f, 32, **flags),
+                            f=fmt,
+                            d=dtype,
+                            flags=flags,
+                        ),
                     ),
                 ]
             samples += [
                 Sample(
-                    f"ties, {mode}, {fmt}", lambda m, f=fmt, flags=flags: call(boundaries(m, f, 64), f, 64, **flags)
+                    f"ties, {mode}, {fmt}",
+                    bound(lambda m, f, flags: call(boundaries(m, f, 64), f, 64, **flags), f=fmt, flags=flags),
                 ),
                 Sample(
                     f"zeros, subnormals, huge values, {mode}, {fmt}",
-                    lambda m, f=fmt, flags=flags: call(subnormals(m, 160), f, 32, **flags),
+                    bound(lambda m, f, flags: call(subnormals(m, 160), f, 32, **flags), f=fmt, flags=flags),
                 ),
             ]
     return samples

@@ -15,6 +15,7 @@ from ._casts import (
     argument,
     around,
     bench_matrix,
+    bound,
     clear_by_block,
     grid,
     misaligned,
@@ -75,20 +76,21 @@ def _numbers() -> list[Sample]:
             samples += [
                 Sample(
                     f"rows of every magnitude, {of}",
-                    lambda m, d=dtype, flags=flags: _rows_of_every_magnitude(m, d, flags),
+                    bound(lambda m, d, flags: _rows_of_every_magnitude(m, d, flags), d=dtype, flags=flags),
                 ),
                 Sample(
                     f"amax around 65024 * 2**n, {of}",
-                    lambda m, d=dtype, flags=flags: call(around(m, 65024.0, 64, d), 64, **flags),
+                    bound(lambda m, d, flags: call(around(m, 65024.0, 64, d), 64, **flags), d=dtype, flags=flags),
                 ),
                 Sample(
                     f"NaN and Inf, {of}",
-                    lambda m, d=dtype, flags=flags: call(poisoned(m, 13, 64, d), 64, **flags),
+                    bound(lambda m, d, flags: call(poisoned(m, 13, 64, d), 64, **flags), d=dtype, flags=flags),
                 ),
             ]
         samples.append(
             Sample(
-                f"zeros, subnormals, huge values, {mode}", lambda m, flags=flags: call(subnormals(m, 64), 64, **flags)
+                f"zeros, subnormals, huge values, {mode}",
+                bound(lambda m, flags: call(subnormals(m, 64), 64, **flags), flags=flags),
             )
         )
     return samples
