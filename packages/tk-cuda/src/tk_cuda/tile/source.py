@@ -225,8 +225,9 @@ _SCALES = r"""
 TK_FN float tk_sf_plain(unsigned amax, float qmax) {
   return amax >= 0x7f800000u ? tk_float(0x7fc00000u) : __fdiv_rn(tk_float(amax), qmax);
 }
+// Factors are finite, so that zeros stay zeros in a block whose scale is 0.
 TK_FN float tk_inv_plain(unsigned amax, float qmax) {
-  return amax == 0u ? 0.0f : __fdiv_rn(qmax, tk_float(amax));
+  return fminf(__fdiv_rn(qmax, tk_float(amax)), 0x1.fffffep127f);
 }
 // Biased exponent of the smallest power of two that is at least amax / qmax, for qmax = 448, 6 or 65024, whose
 // mantissa bits are given: ceil(log2) is a comparison of mantissas. 0 where amax / qmax underflows to 0, 255 for NaN.
@@ -238,11 +239,13 @@ TK_FN unsigned tk_ue8m0(unsigned amax, float qmax) {
   return amax >= 0x7f800000u ? 255u : (unsigned)biased;
 }
 TK_FN float tk_sf_ue8m0(unsigned biased) { return tk_float(biased == 255u ? 0x7fc00000u : biased << 23); }
-TK_FN float tk_inv_ue8m0(unsigned biased) { return biased == 0u ? 0.0f : tk_float((254u - biased) << 23); }
+TK_FN float tk_inv_ue8m0(unsigned biased) { return tk_float((254u - biased) << 23); }
 TK_FN unsigned tk_sf_e4m3(unsigned amax, float qmax) {
   return amax >= 0x7f800000u ? 0x7fu : tk_e4m3x1(__fdiv_rn(tk_float(amax), qmax));
 }
-TK_FN float tk_inv_e4m3(unsigned sf) { return sf == 0u ? 0.0f : __frcp_rn(tk_from_e4m3(sf, 0)); }
+TK_FN float tk_inv_e4m3(unsigned sf) {
+  return fminf(__frcp_rn(tk_from_e4m3(sf, 0)), 0x1.fffffep127f);
+}
 // UE8M0 to fp32 as OCP MX has it: byte 0 is 2^-127, byte 255 is NaN.
 TK_FN float tk_from_ue8m0(unsigned byte) {
   return tk_float(byte == 0u ? 0x00400000u : byte == 255u ? 0x7fc00000u : byte << 23);
