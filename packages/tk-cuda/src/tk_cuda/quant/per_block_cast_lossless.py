@@ -147,13 +147,12 @@ def _build(*key: Any) -> Any:
     @T.macro
     def write_scale(sf: Any, block_row: Any, block_column: Any, biased: Any) -> None:
         down, across = T.ceildiv(rows, k.block_rows), T.ceildiv(columns, k.block_columns)
-        origin = T.access_ptr(sf[0, 0], "w")
         byte = T.Cast("uint32", biased)
         if not k.packed:
             T.call_extern(
                 "handle",
                 "tk_put_sf",
-                origin,
+                T.access_ptr(sf[0, 0], "w"),
                 *strides,
                 block_row,
                 block_column,
@@ -162,12 +161,21 @@ def _build(*key: Any) -> Any:
                 T.call_extern("float32", "tk_from_ue8m0", byte),
             )
         elif k.block_columns == 1:
-            T.call_extern("handle", "tk_put_ue8m0_down", origin, strides[0], block_row, block_column, down, byte)
+            T.call_extern(
+                "handle",
+                "tk_put_ue8m0_down",
+                T.access_ptr(sf[0, 0], "w"),
+                strides[0],
+                block_row,
+                block_column,
+                down,
+                byte,
+            )
         else:
             T.call_extern(
                 "handle",
                 "tk_put_ue8m0",
-                origin,
+                T.access_ptr(sf[0, 0], "w"),
                 *strides,
                 block_row,
                 block_column,

@@ -327,7 +327,9 @@ def _vector_body(k: _Key) -> Any:
     ) -> None:
         with T.Kernel(T.ceildiv(rows, tile_rows) * T.ceildiv(columns, _COLUMNS), threads=threads) as at:
             T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE)
-            T.annotate_min_blocks_per_sm(max(_THREADS_PER_SM // threads, 1))
+            T.annotate_min_blocks_per_sm(
+                max((_THREADS_PER_SM if k.sf_dtype is None else _THREADS_PER_SM * 3 // 4) // threads, 1)
+            )
             thread = T.get_thread_binding()
             across = T.alloc_var("int32", init=T.ceildiv(columns, _COLUMNS))
             group = T.alloc_var("int32", init=T.truncdiv(at, across))
