@@ -1,7 +1,7 @@
 // AscendC for x86: what TileLang's Ascend 950 code generator calls, as ordinary C++.
 //
 // TileLang's own templates (tl_templates/ascend) sit unmodified between the generated source and these headers;
-// runtime.cpp holds everything that does not depend on an element type.
+// the .cpp files hold everything that does not depend on an element type.
 #pragma once
 
 #define __NPU_ARCH__ 3510

@@ -8,7 +8,7 @@
 namespace emu {
 namespace {
 
-constexpr uint8_t undefined_byte = 0xff;
+constexpr uint8_t undefined_byte = 0xff; // NaN in every float format
 
 } // namespace
 

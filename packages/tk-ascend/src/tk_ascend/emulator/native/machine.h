@@ -1,4 +1,4 @@
-// The machine around the vector units: memories, pipes, flags, cores. Implemented in runtime.cpp.
+// The machine around the vector units: memories, pipes, flags, cores. Implemented in memory.cpp and pipes.cpp.
 #pragma once
 
 #include <array>
