@@ -11,7 +11,7 @@ from .. import checks
 from ..formats import PACKED_DTYPE, TensorSpec, ceil_div
 from ..op import Operator
 from ..registry import layout
-from .scales import validates
+from .scales import is_plain, validates
 
 _ALIGNMENT = 32
 
@@ -85,7 +85,7 @@ def _buffers(op: str, outs: Sequence[tuple[Tensor, Tensor] | None]) -> list[Tens
         if out is not None and (not isinstance(out, tuple) or len(out) != 2):
             checks.invalid(op, f"outs[{i}]", "be a pair of tensors or None", type(out).__name__)
         for j, buffer in enumerate((None, None) if out is None else out):
-            if buffer is not None and buffer.data_ptr() % _ALIGNMENT:
+            if buffer is not None and is_plain(buffer) and buffer.data_ptr() % _ALIGNMENT:
                 checks.invalid(
                     op, f"outs[{i}][{j}]", f"start at a multiple of {_ALIGNMENT} bytes", hex(buffer.data_ptr())
                 )

@@ -166,11 +166,14 @@ def pair_of_buffers(
     return out
 
 
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor holds data here and now: no tracing, no subclass without memory of its own."""
+    return not torch.compiler.is_compiling() and type(x) in (Tensor, Parameter)
+
+
 def validates(x: Tensor) -> bool:
     """Whether to look at the values of arguments: always on a CPU, elsewhere only with ``TK_VALIDATE=1``.
 
     On an accelerator it is a synchronization. Traced calls never look.
     """
-    if torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter):
-        return False
-    return x.device.type == "cpu" or os.environ.get("TK_VALIDATE") == "1"
+    return is_plain(x) and (x.device.type == "cpu" or os.environ.get("TK_VALIDATE") == "1")
