@@ -372,11 +372,13 @@ class Operator:
                     raise InvalidArgumentError(
                         f"{self.name}: {name} must have strides {tuple(spec.stride)}, got {tuple(out.stride())}"
                     )
-                room = out.untyped_storage().nbytes() // out.element_size() - out.storage_offset()
-                if spec.storage is not None and out.numel() and room < spec.storage:
-                    raise InvalidArgumentError(
-                        f"{self.name}: {name} must have room for {spec.storage} elements (padding included), got {room}"
-                    )
+                if spec.storage is not None and out.numel():
+                    room = out.untyped_storage().nbytes() // out.element_size() - out.storage_offset()
+                    if room < spec.storage:
+                        raise InvalidArgumentError(
+                            f"{self.name}: {name} must have room for {spec.storage} elements (padding included), "
+                            f"got {room}"
+                        )
             elif spec.row_strided:
                 checks.last_stride_1(self.name, name, out)
                 checks.distinct_elements(self.name, name, out)
