@@ -10,6 +10,7 @@ thread walks down one column twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +102,7 @@ def _signature(k: _Key, body: Any) -> Any:
     def cast_gathered_quantized(x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any) -> None:
         body(x, x_sf, index, out, sf, clamp, source_rows, rows, columns)
 
-    functions = {
+    functions: dict[tuple[bool, bool], Callable[..., None]] = {
         (False, False): cast,
         (True, False): cast_quantized,
         (False, True): cast_gathered,

@@ -98,7 +98,7 @@ def _build(dtype: str, batched: bool, load_width: int, store_width: int) -> Any:
                     "handle",
                     load,
                     T.access_ptr(vectors[(i * rows_per_unit + j) * 4], "w", 4),
-                    T.access_ptr(x[(*index, row, column)], "r"),
+                    T.access_ptr(x[index + (row, column)], "r"),
                     T.if_then_else(row < rows, T.min(columns - column, per_vector), 0) * size,
                 )
         for i in T.unroll(panels // panels_per_pass):
@@ -116,7 +116,7 @@ def _build(dtype: str, batched: bool, load_width: int, store_width: int) -> Any:
             T.call_extern(
                 "handle",
                 store,
-                T.access_ptr(out[(*index, column0 + c, row)], "w"),
+                T.access_ptr(out[index + (column0 + c, row)], "w"),
                 T.access_ptr(vectors[i * 4], "r", 4),
                 T.if_then_else(column0 + c < columns, T.min(rows - row, per_vector), 0) * size,
             )
