@@ -93,7 +93,7 @@ TK_FN void tk_count8(int* counts, const float* l, const float* r, float clamp) {
   }
 }
 // Adds the counts of all threads of the block, the rows times `channels`, to the total.
-TK_FN void tk_add_counts(long long* total, const int* counts, int channels) {
+TK_FN void tk_add_counts(int64_t* total, const int* counts, int channels) {
   __shared__ int sums[4];
   if (threadIdx.x < 4) sums[threadIdx.x] = 0;
   __syncthreads();

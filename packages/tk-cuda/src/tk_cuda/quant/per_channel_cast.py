@@ -24,6 +24,8 @@ from ..tile import access, block_scales, source
 from ..tile.function import prim_func
 
 _COLUMNS = 128
+_MOST_THREADS = 1024
+"""Threads of a block."""
 _BLOCK_ROWS = 128
 """Rows of a thread block, for smaller blocks of rows."""
 _ROWS = 8
@@ -164,7 +166,7 @@ def _vector_body(k: _Key) -> Any:
     vector_words = per_vector * bytes_of // 4
     lanes = _COLUMNS // per_vector
     slots = k.num_per_tokens // k.rows  # threads that share a column of a block
-    blocks = max(_BLOCK_ROWS // k.num_per_tokens, 1)
+    blocks = max(min(_BLOCK_ROWS // k.num_per_tokens, _MOST_THREADS // (lanes * slots)), 1)
     threads = lanes * slots * blocks
     tile_rows = k.num_per_tokens * blocks
     load = f"tk_load<{vector_words * 4}, {min(k.load_width, vector_words * 4)}>"
