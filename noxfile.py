@@ -75,9 +75,10 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     folders = [str(ROOT / "packages" / name / "tests") for name in PACKAGES]
-    session.run(
-        "pytest", "-n", "2", *report, *folders, "--doctest-modules", str(ROOT / "packages/tk-core/src/tk_core/quant")
-    )
+    families = [
+        str(ROOT / "packages/tk-core/src/tk_core" / name) for name in ("quant", "moe", "transform", "rand", "layers")
+    ]
+    session.run("pytest", "-n", "2", *report, *folders, "--doctest-modules", *families)
 
 
 @nox.session

@@ -5,6 +5,7 @@ Nothing loads it by itself. Options::
     --tk-backend NAME   the backend to check (default: reference)
     --tk-op OP          only this operator, or this family; may be repeated
     --tk-level LEVEL    quick, full or large
+    --tk-limit N        at most N samples of each operator, evenly spaced; the summary says how many that were
     --tk-report FILE    write the outcome of every sample as JSON
 """
 
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tk-backend", default="reference", help="backend to check")
     group.addoption("--tk-op", action="append", default=[], help="operator or family; may be repeated")
     group.addoption("--tk-level", default="quick", choices=LEVELS, help="quick, full or large")
+    group.addoption("--tk-limit", type=int, default=0, help="at most this many samples of each operator")
     group.addoption("--tk-report", default=None, help="write the outcome of every sample to this JSON file")
 
 
@@ -59,11 +61,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 ids.append(f"{name}: {e.why}")
         else:
             level = config.getoption("--tk-level")
-            for i, s in enumerate(engine.samples_of(cases, level)):
+            samples = _spaced(engine.samples_of(cases, level), config.getoption("--tk-limit"))
+            for i, s in enumerate(samples):
                 rows.append((name, s, s.level != "large" and (i < 2 or level != "quick"), backend))
                 ids.append(f"{name}: {s.why}")
     fixture = "tk_error" if "tk_error" in metafunc.fixturenames else "tk_sample"
     metafunc.parametrize(fixture, rows, ids=ids)
+
+
+def _spaced(samples: list[Any], limit: int) -> list[Any]:
+    """All samples, or ``limit`` of them at even distances, the first among them."""
+    if not 0 < limit < len(samples):
+        return samples
+    return [samples[i * len(samples) // limit] for i in range(limit)]
 
 
 @pytest.fixture
