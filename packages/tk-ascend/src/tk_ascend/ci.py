@@ -1,8 +1,8 @@
 """``python -m tk_ascend.ci``: the conformance of every Ascend kernel in the emulator; on an NPU also on the device.
 
-``--quick`` (the default) runs up to ``QUICK_SAMPLES`` evenly spaced quick samples of each operator in program order with
-race detection, and the first sample of each in adversarial orders; emulating a sample takes seconds. ``--full`` runs
-every sample of the full level. Refusals are compared with the committed report, so they cannot grow unseen;
+``--quick`` (the default) runs up to ``QUICK_SAMPLES`` evenly spaced quick samples of each operator in program order,
+with race detection, and the first sample of each in adversarial orders; emulating a sample takes seconds. ``--full``
+runs every sample of the full level. Refusals are compared with the committed report, so they cannot grow unseen;
 ``--accept`` rewrites it.
 """
 
