@@ -113,13 +113,14 @@ TK_FN void tk_add_counts(int64_t* total, const int* counts, int channels) {
 """
 
 _ROWS = r"""
-// Whether start[e] <= row < psum[e] for some expert, where start[e] is psum[e - 1] rounded up. By a whole warp.
+// Whether start[e] <= row < psum[e] for some expert, where start[e] is psum[e - 1] rounded up to the alignment: that is
+// at most `row` if psum[e - 1] is at most `row` rounded down. By a whole warp.
 TK_FN bool tk_row_of_expert(const int* psum, int experts, int alignment, long long row, int lane) {
+  const int limit = (int)((unsigned)row - (unsigned)row % (unsigned)alignment);
   bool found = false;
   for (int e = lane; e < experts; e += 32) {
-    const unsigned before = e == 0 ? 0u : (unsigned)max(__ldg(psum + e - 1), 0);
-    const long long start = (long long)((before + (unsigned)alignment - 1u) / (unsigned)alignment) * alignment;
-    found = found || (start <= row && row < __ldg(psum + e));
+    const int before = e == 0 ? 0 : __ldg(psum + e - 1);
+    found = found || (before <= limit && (int)row < __ldg(psum + e));
   }
   return __any_sync(0xffffffffu, found);
 }
@@ -191,6 +192,12 @@ TK_FN void tk_store_scale(void* sf, unsigned scale, int group, int end, int grou
       for (int i = (group & 3) + 1; i < 4; ++i) bytes[i] = 0;
     }
   }
+}
+// Sixteen values as codes.
+template <int kWidth>
+TK_FN void tk_store_codes16(void* p, const float* v, int count) {
+  const unsigned words[4] = {tk_e4m3x4(v), tk_e4m3x4(v + 4), tk_e4m3x4(v + 8), tk_e4m3x4(v + 12)};
+  tk_store<16, kWidth>(p, words, count);
 }
 TK_FN void tk_scale8(float* v, float factor) {
 #pragma unroll

@@ -1,9 +1,10 @@
 """CUDA kernels of ``quant.swiglu_forward`` and ``quant.swiglu_forward_and_per_token_cast``: bound by bandwidth.
 
-A warp takes one row and a segment of 256 results, 8 in each lane (two loads of 16 bytes), so that whether the row is
-real, and its weight, are facts of the warp. Blocks of 8 warps take tiles of 8 rows. Groups of scales are lanes of the
-warp where they are 8, 16, 32, 64, 128 or 256 wide; any other group is the segment of a warp, in as many steps of 256 as
-it needs, and computed twice if that is more than one: for its amax, and for its codes.
+A warp takes one row and segments of 512 results of it, 16 in each lane (four loads of 16 bytes), so that whether the
+row is real, and its weight, are facts of the warp; with many rows it takes several segments, to look at those facts
+once. Blocks of 8 warps take tiles of 8 rows. Groups of scales are lanes of the warp where they are 16, 32, 64, 128, 256
+or 512 wide; any other group is the segment of a warp, in as many steps of 512 as it needs, and computed twice if that
+is more than one: for its amax, and for its codes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,26 @@ from torch import Tensor
 
 from tk_core.backend import Refused
 
-from ..jit import Builder
+from ..jit import Builder, num_sms
 from ..tile import vectors
 from ..tile.function import prim_func
 from . import _swiglu
 
 _WARPS = 8
-_STEP = 256
+_VECTORS = 2
+_PER_LANE = 8 * _VECTORS
+_STEP = 32 * _PER_LANE
+_ITEMS_PER_SM = 96
+"""Segments for each multiprocessor (about two for each warp that fits) from which on warps take several of a row."""
+
+
+def _segment_of(group: int) -> tuple[int, int, int]:
+    """Channels that a warp takes, steps of 512 in them, and the lanes of a group (32 where it is the segment)."""
+    if group == 0:
+        return _STEP, 1, 32
+    if group % _PER_LANE == 0 and _STEP % group == 0:
+        return _STEP, 1, group // _PER_LANE
+    return group, -(-group // _STEP), 32
 
 
 class _Key(NamedTuple):
@@ -54,8 +68,7 @@ def _build(*key: Any) -> Any:
 
     k = _Key(*key)
     facts = _swiglu.Facts(*k.rows)
-    segment, steps, lanes = _swiglu.segment_of(k.group)
-    segments = -(-k.channels // segment)
+    segment, steps, lanes = _segment_of(k.group)
     whole = segment == _STEP and k.channels % _STEP == 0
     groups = -(-k.channels // k.group) if k.group else 0
     e, out_e = vectors.element(k.dtype), vectors.element(k.out_dtype)
@@ -74,29 +87,46 @@ def _build(*key: Any) -> Any:
     sf_type = T.StridedTensor((rows, sf_columns), (scale_stride, group_stride), "int32" if k.packed else "float32")
     count_type = T.Tensor((4,), "int64")
 
-    @T.macro
-    def read(l: Any, r: Any, x: Any, row: Any, column: Any, count: Any) -> None:
-        T.call_extern(
-            "handle",
-            gate_up8,
-            T.access_ptr(l[0], "w", 8),
-            T.access_ptr(r[0], "w", 8),
-            T.access_ptr(x[row, column], "r"),
-            k.channels,
-            count,
-        )
+    def left(start: Any, column: Any) -> Any:
+        """Channels of the segment from ``column`` on."""
+        return 8 if whole else T.min(start + segment, k.channels) - column
 
     @T.macro
-    def activate(v: Any, l: Any, r: Any, clamp: Any, weight: Any) -> None:
-        T.call_extern(
-            "handle",
-            swiglu8,
-            T.access_ptr(v[0], "w", 8),
-            T.access_ptr(l[0], "rw", 8),
-            T.access_ptr(r[0], "rw", 8),
-            clamp,
-            weight,
-        )
+    def compute(
+        v: Any, x: Any, row: Any, column: Any, start: Any, outside: Any, clamp: Any, weight: Any, counted: bool
+    ) -> None:
+        """Results of consecutive channels, from ``column`` on."""
+        l = T.alloc_local((_PER_LANE,), "float32")
+        r = T.alloc_local((_PER_LANE,), "float32")
+        for j in T.unroll(_VECTORS):
+            T.call_extern(
+                "handle",
+                gate_up8,
+                T.access_ptr(l[8 * j], "w", 8),
+                T.access_ptr(r[8 * j], "w", 8),
+                T.access_ptr(x[row, column + 8 * j], "r"),
+                k.channels,
+                left(start, column + 8 * j),
+            )
+        for j in T.unroll(_VECTORS):
+            if counted:
+                T.call_extern(
+                    "handle",
+                    "tk_count8",
+                    T.access_ptr(outside[0], "rw", 4),
+                    T.access_ptr(l[8 * j], "r", 8),
+                    T.access_ptr(r[8 * j], "r", 8),
+                    clamp,
+                )
+            T.call_extern(
+                "handle",
+                swiglu8,
+                T.access_ptr(v[8 * j], "w", 8),
+                T.access_ptr(l[8 * j], "rw", 8),
+                T.access_ptr(r[8 * j], "rw", 8),
+                clamp,
+                weight,
+            )
 
     def pointer(t: Any) -> Any:
         return T.address_of(t[(0,) * len(t.shape)])
@@ -117,14 +147,14 @@ def _build(*key: Any) -> Any:
         stored_rows: Any,
         blocks: Any,
         passes: Any,
+        turns: Any,
+        parts: Any,
     ) -> None:
         with T.Kernel(blocks, threads=_WARPS * 32) as block:
             T.import_source(_swiglu.SOURCE)
             lane = T.get_thread_binding() % 32
             warp = T.get_thread_binding() // 32
-            l = T.alloc_local((8,), "float32")
-            r = T.alloc_local((8,), "float32")
-            v = T.alloc_local((8,), "float32")
+            v = T.alloc_local((_PER_LANE,), "float32")
             scale = T.alloc_local((1,), "uint32")
             outside = T.alloc_local((4,), "int32")
             tile = T.alloc_var("int32")
@@ -139,9 +169,7 @@ def _build(*key: Any) -> Any:
 
             for i in T.serial(passes if k.counted else 1):
                 tile = block + i * blocks
-                row = T.cast(T.truncdiv(tile, segments) * _WARPS + warp, "int64")
-                start = T.truncmod(tile, segments) * segment
-                scale[0] = T.uint32(0)
+                row = T.cast(T.truncdiv(tile, parts) * _WARPS + warp, "int64")
                 real = row < rows
                 if real:
                     real = T.call_extern(
@@ -159,65 +187,62 @@ def _build(*key: Any) -> Any:
                         row,
                         lane,
                     )
-                if real:
-                    amax = T.uint32(0)
-                    for step in T.serial(steps):
-                        column = start + step * _STEP + lane * 8
-                        count = 8 if whole else T.min(T.min(start + segment, k.channels) - column, 8)
-                        read(l, r, x, row, column, count)
-                        if k.counted:
-                            T.call_extern(
-                                "handle",
-                                "tk_count8",
-                                T.access_ptr(outside[0], "rw", 4),
-                                T.access_ptr(l[0], "r", 8),
-                                T.access_ptr(r[0], "r", 8),
-                                clamp,
-                            )
-                        activate(v, l, r, clamp, weight[0])
-                        if k.group:
-                            amax = T.max(amax, T.call_extern("uint32", "tk_amax8", T.access_ptr(v[0], "r", 8)))
-                        else:
-                            T.call_extern(
-                                "handle",
-                                store8,
-                                T.access_ptr(out[row, column], "w"),
-                                T.access_ptr(v[0], "r", 8),
-                                count,
-                            )
-                    if k.counted and start == 0 and lane == 0:
-                        outside[3] = outside[3] + 1
-                    if k.group:
-                        amax = T.call_extern("uint32", f"tk_amax_lanes<{lanes}>", amax)
-                        inverse = T.call_extern("float32", group_scale, T.access_ptr(scale[0], "w", 1), amax, clamp_min)
+                for turn in T.serial(turns):
+                    start = (T.truncmod(tile, parts) * turns + turn) * segment
+                    scale[0] = T.uint32(0)
+                    if real and start < k.channels:
+                        if k.counted and start == 0 and lane == 0:
+                            outside[3] = outside[3] + 1
+                        amax = T.uint32(0)
                         for step in T.serial(steps):
-                            column = start + step * _STEP + lane * 8
-                            count = 8 if whole else T.min(T.min(start + segment, k.channels) - column, 8)
-                            if steps > 1:
-                                read(l, r, x, row, column, count)
-                                activate(v, l, r, clamp, weight[0])
-                            T.call_extern("handle", "tk_scale8", T.access_ptr(v[0], "rw", 8), inverse)
+                            column = start + step * _STEP + lane * _PER_LANE
+                            compute(v, x, row, column, start, outside, clamp, weight[0], k.counted)
+                            if k.group:
+                                for j in T.unroll(_VECTORS):
+                                    amax = T.max(
+                                        amax, T.call_extern("uint32", "tk_amax8", T.access_ptr(v[8 * j], "r", 8))
+                                    )
+                            else:
+                                for j in T.unroll(_VECTORS):
+                                    T.call_extern(
+                                        "handle",
+                                        store8,
+                                        T.access_ptr(out[row, column + 8 * j], "w"),
+                                        T.access_ptr(v[8 * j], "r", 8),
+                                        left(start, column + 8 * j),
+                                    )
+                        if k.group:
+                            amax = T.call_extern("uint32", f"tk_amax_lanes<{lanes}>", amax)
+                            inverse = T.call_extern(
+                                "float32", group_scale, T.access_ptr(scale[0], "w", 1), amax, clamp_min
+                            )
+                            for step in T.serial(steps):
+                                column = start + step * _STEP + lane * _PER_LANE
+                                if steps > 1:
+                                    compute(v, x, row, column, start, outside, clamp, weight[0], False)
+                                for j in T.unroll(_VECTORS):
+                                    T.call_extern("handle", "tk_scale8", T.access_ptr(v[8 * j], "rw", 8), inverse)
+                                T.call_extern(
+                                    "handle",
+                                    f"tk_store_codes16<{k.store_width}>",
+                                    T.access_ptr(out[row, column], "w"),
+                                    T.access_ptr(v[0], "r", _PER_LANE),
+                                    _PER_LANE if whole else T.min(start + segment, k.channels) - column,
+                                )
+                    if k.group:  # noqa: SIM102 - the second condition is of the kernel
+                        # Rows past the last one are padding of the scales.
+                        if (real or (row >= rows and row < stored_rows)) and start < k.channels:
                             T.call_extern(
                                 "handle",
-                                store8,
-                                T.access_ptr(out[row, column], "w"),
-                                T.access_ptr(v[0], "r", 8),
-                                count,
+                                store_scale,
+                                T.access_ptr(sf[row, 0], "w"),
+                                scale[0],
+                                start // k.group + lane // lanes,
+                                groups,
+                                groups,
+                                group_stride,
+                                lane,
                             )
-                if k.group:  # noqa: SIM102 - the second condition is of the kernel
-                    # Rows past the last one are padding of the scales.
-                    if real or (row >= rows and row < stored_rows):
-                        T.call_extern(
-                            "handle",
-                            store_scale,
-                            T.access_ptr(sf[row, 0], "w"),
-                            scale[0],
-                            start // k.group + lane // lanes,
-                            groups,
-                            groups,
-                            group_stride,
-                            lane,
-                        )
             if k.counted:
                 T.call_extern(
                     "handle",
@@ -238,9 +263,7 @@ def _build(*key: Any) -> Any:
         T.float32,
         T.float32,
         T.float32,
-        T.int32,
-        T.int32,
-        T.int32,
+        *[T.int32] * 5,
     )
 
 
@@ -268,7 +291,7 @@ def _launch(
     alignment: int,
 ) -> None:
     rows, channels = out.shape
-    segment, _, _ = _swiglu.segment_of(group)
+    segment, _, _ = _segment_of(group)
     widths = _swiglu.width_of(x, channels, segment), _swiglu.width_of(out, segment)
     facts = _swiglu.facts_of(psum, weights, index, experts)
     key = _Key(
@@ -281,7 +304,10 @@ def _launch(
             raise Refused(reason)
         launch = _SWIGLU.compile(key, x.device)
     stored = rows if sf is None else _swiglu.stored_rows(sf, column_major)
-    tiles = -(-stored // _WARPS) * -(-channels // segment)
+    segments = -(-channels // segment)
+    turns = max(1, min(segments, stored * segments // (_ITEMS_PER_SM * num_sms(x.device))))
+    parts = -(-segments // turns)
+    tiles = -(-stored // _WARPS) * parts
     passes = _TILES_PER_COUNT if counts is not None else 1
     launch(
         x,
@@ -299,6 +325,8 @@ def _launch(
         stored,
         -(-tiles // passes),
         passes,
+        turns,
+        parts,
     )
 
 
@@ -402,7 +430,7 @@ _NONE = (False, False, False, False)
 CI_KEYS = [
     (_SWIGLU, ("bfloat16", "bfloat16", 3072, 0, False, False, 16, 16, _ALL, True, False)),
     (_SWIGLU, ("float32", "float32", 77, 0, False, False, 4, 4, _NONE, True, True)),
-    (_SWIGLU, ("bfloat16", "float8_e4m3fn", 3072, 32, True, True, 16, 8, _ALL, True, True)),
-    (_SWIGLU, ("bfloat16", "float8_e4m3fn", 3072, 128, False, False, 16, 8, _NONE, False, False)),
-    (_SWIGLU, ("bfloat16", "float8_e4m3fn", 576, 576, True, True, 16, 8, (False, True, True, True), True, False)),
+    (_SWIGLU, ("bfloat16", "float8_e4m3fn", 3072, 32, True, True, 16, 16, _ALL, True, True)),
+    (_SWIGLU, ("bfloat16", "float8_e4m3fn", 3072, 128, False, False, 16, 16, _NONE, False, False)),
+    (_SWIGLU, ("bfloat16", "float8_e4m3fn", 576, 576, True, True, 16, 16, (False, True, True, True), True, False)),
 ]
