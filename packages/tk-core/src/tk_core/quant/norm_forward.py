@@ -129,7 +129,8 @@ def norm_forward_and_per_token_cast(
             scales only.
         out_bf16: buffer for the bf16 rows: shape of ``x``, unit stride along the last dimension; needs
             ``with_out_bf16``.
-        mega_moe_sf: ``(T, H / 128)`` int32 view of a column-major buffer of ``R = stride(1)`` rows, ``stride(0) == 1``;
+        mega_moe_sf: ``(T, H / 128)`` int32 view of a column-major buffer of ``R = stride(1)`` rows, ``stride(0) == 1``,
+            or of more of its rows (of all ``R`` under torch.compile);
             two-dimensional ``x``, ``num_per_channels = 32``, ``H % 128 == 0`` and ``ceil(T / bm) * abm <= R``.
         mega_moe_block_m: tokens in a block of that kernel, at least 1; given exactly with ``mega_moe_sf``.
         with_rstd: also return ``rstd``.
@@ -233,15 +234,21 @@ def _whole_buffer(op: str, mega_moe_sf: Tensor, x: Tensor) -> Tensor:
     checks.dtype(op, "mega_moe_sf", mega_moe_sf, (torch.int32,))
     if x.dim() != 2:
         checks.invalid(op, "x", "have shape (T, H) for mega_moe_sf", tuple(x.shape))
-    checks.shape(op, "mega_moe_sf", mega_moe_sf, (x.shape[0], x.shape[1] // _LANES), "(T, H / 128)")
-    words = mega_moe_sf.shape[1]
+    checks.rank(op, "mega_moe_sf", mega_moe_sf, "(T, H / 128)")
+    tokens, words = mega_moe_sf.shape
+    if tokens < x.shape[0] or words != x.shape[1] // _LANES:
+        least = f"({x.shape[0]}, {x.shape[1] // _LANES})"
+        checks.invalid(op, "mega_moe_sf", f"have shape {least} = (T, H / 128), or more rows", f"({tokens}, {words})")
     if words and mega_moe_sf.stride(0) != 1:
         checks.invalid(op, "mega_moe_sf", "have stride(0) == 1", f"strides {tuple(mega_moe_sf.stride())}")
     rows = mega_moe_sf.stride(1)
-    if not torch.compiler.is_compiling():  # while compiling, as_strided finds the same fault in its own words
-        room = mega_moe_sf.untyped_storage().nbytes() // mega_moe_sf.element_size() - mega_moe_sf.storage_offset()
-        if rows * words > room:
-            checks.invalid(op, "mega_moe_sf", f"be a view of a buffer of {words} x {rows} words", f"room for {room}")
+    if tokens == rows:
+        return mega_moe_sf.t()
+    if torch.compiler.is_compiling():  # a trace sees the elements of a view, not the memory around them
+        checks.invalid(op, "mega_moe_sf", f"have all {rows} rows of its buffer under torch.compile", tokens)
+    room = mega_moe_sf.untyped_storage().nbytes() // mega_moe_sf.element_size() - mega_moe_sf.storage_offset()
+    if rows * words > room:
+        checks.invalid(op, "mega_moe_sf", f"be a view of a buffer of {words} x {rows} words", f"room for {room}")
     return mega_moe_sf.as_strided((words, rows), (rows, 1))
 
 

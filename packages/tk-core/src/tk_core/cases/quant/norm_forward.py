@@ -106,9 +106,8 @@ def _twice(form: Form) -> Callable[[Maker], Call]:
 def _mega_moe(m: Maker, tokens: int, block_m: int, channels: int = 256, **options: Any) -> Call:
     blocks, padded = -(-tokens // block_m), -(-block_m // 128) * 128
     buffer = m.full((channels // 128, blocks * padded + 3), -1, torch.int32)
-    view = buffer.t()[:tokens]
     return _cast(
-        m, _rows(m, tokens, channels), mega_moe_sf=view, mega_moe_block_m=block_m, **{"round_sf": True, **options}
+        m, _rows(m, tokens, channels), mega_moe_sf=buffer.t(), mega_moe_block_m=block_m, **{"round_sf": True, **options}
     )
 
 
