@@ -34,7 +34,8 @@ def python(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[
     """Run a snippet in a fresh interpreter that also sees the distributions installed for this test."""
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": str(tmp_path), "TK_BACKENDS": "", **environment}
+        path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path, "TK_BACKENDS": "", **environment}
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=300
         )

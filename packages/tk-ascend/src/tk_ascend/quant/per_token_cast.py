@@ -113,7 +113,7 @@ def _launch(
     group = min(group, width)
     data = q is not None
     if q is None:
-        q = x.new_empty((1,), dtype=FORMATS[fmt].dtype).as_strided((x.shape[0], 1), (1, 1))
+        q = x.new_empty((x.shape[0], 1), dtype=FORMATS[fmt].dtype)
     if sf.dtype == torch.float8_e4m3fn:  # SIMT code loads and stores them as bytes
         sf = sf.view(torch.uint8)
     _CAST((x.dtype, fmt, mode, group, width, data, vector_cores(x.device)), x, q, sf, clamp_min)

@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..quant.cast_back import per_token_cast_back
+from ..quant.per_token_cast import per_token_cast
 from ..quant.per_token_cast_and_cast_back import per_token_cast_and_cast_back
 
 
 class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, fmt: str, num_per_channels: int, round_sf: bool, use_e4m3_sf: bool) -> Tensor:
+        if torch.compiler.is_compiling():  # PyTorch 2.11 loses the gradient of a Function that mutates its result
+            rows = x.reshape(-1, x.shape[-1])
+            quantized = per_token_cast(rows, fmt, num_per_channels, round_sf=round_sf, use_e4m3_sf=use_e4m3_sf)
+            dtype = "bf16" if x.dtype == torch.bfloat16 else "fp32"
+            return per_token_cast_back(quantized, dtype, num_per_channels).view(x.shape)
         y = x.clone(memory_format=torch.contiguous_format)
         rows = y.unsqueeze(0) if y.dim() == 1 else y.flatten(0, -2)
         per_token_cast_and_cast_back(rows, fmt, num_per_channels, round_sf, use_e4m3_sf)
