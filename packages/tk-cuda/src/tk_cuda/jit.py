@@ -113,6 +113,8 @@ class Builder:
         pass_configs: TileLang pass configs.
     """
 
+    build: Callable[..., Any]
+
     def __init__(self, name: str, build: Callable[..., Any], pass_configs: dict[str, Any] | None = None) -> None:
         if getattr(build, "__closure__", None):
             raise TypeError(f"Builder {name!r}: build must be a function of a module, not one that captures variables")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from tk_core.backend import Refused
@@ -50,8 +49,8 @@ class _Key(NamedTuple):
         clamped, counted: whether there is a clamp, and a count of it.
     """
 
-    dtype: torch.dtype
-    out_dtype: torch.dtype
+    dtype: Any
+    out_dtype: Any
     channels: int
     group: int
     rounded: bool
@@ -401,8 +400,10 @@ class SwigluForwardAndPerTokenCast:
         ue8m0_per_word: int,
         sf_align_bytes: int,
     ) -> None:
+        out, sf = outs
         _launch(
-            *outs,
+            out,
+            sf,
             use_tma_aligned_col_major_sf,
             num_per_channels,
             round_sf,

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..jit import Builder, num_sms
@@ -110,7 +109,7 @@ TK_FN void tk_draw8(void* out, long long first, long long count, const void* sta
 class _Key(NamedTuple):
     """What is compiled into a kernel: one block, which advances the state itself, or several (``alone``)."""
 
-    dtype: torch.dtype
+    dtype: Any
     normal: bool
     width: int
     alone: bool

@@ -78,14 +78,14 @@ class _Key(NamedTuple):
         positions: dtype of the positions, or None.
     """
 
-    dtype: torch.dtype
+    dtype: Any
     rank: int
     channels: int
     heads: int
     key_heads: int
     width: int
     cache_width: int
-    positions: torch.dtype | None
+    positions: Any
     interleaved: bool
 
 
@@ -133,7 +133,7 @@ def _build(*key: Any) -> Any:
                         "handle",
                         load_pairs,
                         T.access_ptr(held[j * words], "w", words),
-                        T.access_ptr(t[(*leading, head, offset)], "r"),
+                        T.access_ptr(t[leading + (head, offset)], "r"),
                         half,
                         half - pair,
                     )
@@ -143,7 +143,7 @@ def _build(*key: Any) -> Any:
                     T.call_extern(
                         "handle",
                         rotate_pairs,
-                        T.access_ptr(t[(*leading, head, offset)], "rw"),
+                        T.access_ptr(t[leading + (head, offset)], "rw"),
                         T.access_ptr(held[j * words], "r", words),
                         T.access_ptr(c[0], "r", 8),
                         T.access_ptr(z[0], "r", 8),
