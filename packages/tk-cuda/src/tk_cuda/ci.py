@@ -5,9 +5,10 @@ A kernel module lists what to build::
     CI_KEYS = [(BUILDER, key), ...]          # one representative key for each variant of each builder
     LARGEST_KEYS = [(BUILDER, key), ...]     # the legal shapes that need most shared memory
 
-An entry may have a third element: the architectures that the key is for. The quick level compiles ``CI_KEYS`` and
-lowers ``LARGEST_KEYS``; the full level compiles both, and every kernel that a benchmark point needs. A module with a
-builder that no entry names fails. Results are kept by hash: what did not change is not built again.
+An entry may have a third element: the architectures that the key is for. The full level compiles both lists for every
+architecture. The quick level compiles the first of each builder's ``CI_KEYS`` for every architecture and the others
+for sm_90a, and lowers ``LARGEST_KEYS`` for the architecture with the least shared memory. A module with a builder that
+no entry names fails. Results are kept by hash: what did not change is not built again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import pkgutil
 import re
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -69,17 +71,20 @@ def kernel_modules() -> list[str]:
     ]
 
 
-def tasks_of(module: Any, archs: Iterable[str], full: bool) -> tuple[list[Task], list[str]]:
+def tasks_of(module: Any, archs: Sequence[str], full: bool) -> tuple[list[Task], list[str]]:
     """The kernels that a module lists, and what is wrong with its list."""
     tasks: dict[Task, None] = {}
-    listed = set()
+    listed: set[str] = set()
     for name, compiled in (("CI_KEYS", True), ("LARGEST_KEYS", full)):
         for entry in getattr(module, name, ()):
             builder, key = entry[0], plain_key(entry[1])
+            wanted = [arch for arch in archs if len(entry) < 3 or arch in entry[2]]
+            if not compiled:
+                wanted = sorted(wanted, key=SHARED_LIMIT.__getitem__)[:1]
+            elif not full and builder.name in listed:
+                wanted = ["sm_90a"] if "sm_90a" in wanted else wanted[:1]
             listed.add(builder.name)
-            for arch in archs:
-                if len(entry) < 3 or arch in entry[2]:
-                    tasks[Task(builder, key, arch, compiled)] = None
+            tasks.update((Task(builder, key, arch, compiled), None) for arch in wanted)
     lists = f"{module.__name__}.CI_KEYS"
     own = [b for b in BUILDERS.values() if b.build.__module__ == module.__name__]
     problems = [f"{lists} names no key of builder {b.name}" for b in own if b.name not in listed]
@@ -188,11 +193,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the check; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tk_cuda.ci", description=__doc__.splitlines()[0])
     level = parser.add_mutually_exclusive_group()
-    level.add_argument("--quick", action="store_true", help="one key for each variant (default)")
-    level.add_argument("--full", action="store_true", help="also the largest shapes and all benchmark points")
+    level.add_argument("--quick", action="store_true", help="one key for each variant, most for sm_90a only (default)")
+    level.add_argument("--full", action="store_true", help="all keys, the largest shapes too, for every architecture")
     parser.add_argument("--arch", nargs="+", choices=compiler.ARCHITECTURES, default=list(compiler.ARCHITECTURES))
     parser.add_argument("--only", nargs="+", metavar="FAMILY.NAME", help="modules, with * and ?")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (all cores)")
     arguments = parser.parse_args(argv)
     if compiler.nvcc_path() is None:
         print("no nvcc found; install the CUDA toolkit, or tilelang[nvcc] from pip", file=sys.stderr)
