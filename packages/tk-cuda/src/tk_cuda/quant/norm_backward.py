@@ -1,9 +1,9 @@
 """CUDA kernels of ``quant.norm_backward``: bound by bandwidth.
 
 Each of 132 blocks (the multiprocessors of an H200; a fixed number, so that results do not depend on the device) takes
-every 132nd row. A thread owns columns: it fetches its part of the next rows into shared memory asynchronously, so that
-loads never wait for the reduction of a row, and adds up its columns of the weight's gradient in registers. A second
-kernel adds up the 132 partial sums in a fixed order; both are launched by one call.
+every 132nd row, a few at a time. A thread owns columns: it fetches its part of the next rows into shared memory
+asynchronously, so that loads never wait for the reduction of a row, and adds up its columns of the weight's gradient in
+registers. A second kernel adds up the 132 partial sums in a fixed order; both are launched by one call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from . import _swiglu
 
 PARTIALS = 132
 _MOST_WARPS = 16
-_MOST_STAGES = 4
+_MOST_STAGES = 3
+_VECTORS_TOGETHER = 4
+"""Vectors of 8 channels that a thread works on between two barriers, of one row or of several."""
 _MOST_CHANNELS = 16384
 _SHARED_BYTES = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_120a": 99 << 10}
 _STATIC_BYTES = 1 << 10
@@ -85,8 +87,12 @@ struct TkNormFetch {
     const int vector = (stage * S::kSources + source) * S::kVectors + v;
     return ring + ((vector * kParts + part) * S::kThreads + threadIdx.x) * 4;
   }
-  static TK_FN void fetch(const TkNormGrad& a, unsigned* ring, int stage, long long row, bool exists) {
-    if (exists) {
+  // The rows of a stage: `first` and every 132nd after it.
+  static TK_FN void fetch(const TkNormGrad& a, unsigned* ring, int stage, long long first, int rows) {
+#pragma unroll
+    for (int n = 0; n < S::kRows; ++n) {
+      const long long row = first + n * S::kPartials;
+      if (row >= rows) continue;
 #pragma unroll
       for (int s = 0; s < S::kSources; ++s) {
 #pragma unroll
@@ -96,19 +102,25 @@ struct TkNormFetch {
 #pragma unroll
           for (int i = 0; i < kParts; ++i) {
             const int bytes = S::kWhole ? 16 : (S::kChannels - column) * S::E::kBytes - 16 * i;
-            tk_copy_async<S::kWidth < 4 ? 4 : S::kWidth>(slot(ring, stage, s, v, i), p + 16 * i, bytes);
+            unsigned* to = slot(ring, stage * S::kRows + n, s, v, i);
+            tk_copy_async<S::kWidth < 4 ? 4 : S::kWidth>(to, p + 16 * i, bytes);
           }
         }
       }
     }
     tk_commit_async();
   }
-  static TK_FN void take(const TkNormGrad& a, unsigned* ring, int stage, long long row,
+  static TK_FN void take(const TkNormGrad& a, unsigned* ring, int stage, long long row, bool exists,
                          unsigned (*words)[S::kVectors][kWords]) {
 #pragma unroll
     for (int s = 0; s < S::kSources; ++s) {
 #pragma unroll
       for (int v = 0; v < S::kVectors; ++v) {
+        if (!exists) {
+#pragma unroll
+          for (int i = 0; i < kWords; ++i) words[s][v][i] = 0u;
+          continue;
+        }
         if constexpr (S::kStages > 0) {
 #pragma unroll
           for (int i = 0; i < kParts; ++i) {
@@ -134,7 +146,8 @@ TK_FN void tk_norm_grad_rows(const TkNormGrad& a, unsigned* ring, int first, int
   using E = typename S::E;
   using Fetch = TkNormFetch<S>;
   constexpr int kWarps = S::kThreads / 32;
-  __shared__ float sums[2][kWarps];
+  constexpr int kStep = S::kRows * S::kPartials;
+  __shared__ float sums[2][S::kRows][kWarps];
   float total[S::kWeight ? S::kVectors : 1][8];
   unsigned weight[S::kWeight ? S::kVectors : 1][Fetch::kWords];
 #pragma unroll
@@ -146,60 +159,80 @@ TK_FN void tk_norm_grad_rows(const TkNormGrad& a, unsigned* ring, int first, int
     for (int i = 0; i < 8; ++i) total[v][i] = 0.0f;
   }
 #pragma unroll
-  for (int i = 0; i < S::kStages; ++i) Fetch::fetch(a, ring, i, first + (long long)i * S::kPartials,
-                                                    first + (long long)i * S::kPartials < rows);
+  for (int i = 0; i < S::kStages; ++i) Fetch::fetch(a, ring, i, first + (long long)i * kStep, rows);
   int stage = 0, turn = 0;
 #pragma unroll 1
-  for (long long row = first; row < rows; row += S::kPartials) {
-    const float rstd = __ldg(a.rstd + row);
-    unsigned words[S::kSources][S::kVectors][Fetch::kWords];
+  for (long long row = first; row < rows; row += kStep) {
+    float rstd[S::kRows], dot[S::kRows];
+    unsigned words[S::kRows][S::kSources][S::kVectors][Fetch::kWords];
     if constexpr (S::kStages > 0) tk_wait_async<(S::kStages > 0 ? S::kStages - 1 : 0)>();
-    Fetch::take(a, ring, stage, row, words);
+#pragma unroll
+    for (int n = 0; n < S::kRows; ++n) {
+      const long long at = row + n * S::kPartials;
+      rstd[n] = at < rows ? __ldg(a.rstd + at) : 0.0f;
+      Fetch::take(a, ring, stage * S::kRows + n, at, at < rows, words[n]);
+    }
     if constexpr (S::kStages > 0) {
-      const long long next = row + (long long)S::kStages * S::kPartials;
-      Fetch::fetch(a, ring, stage, next, next < rows);
+      Fetch::fetch(a, ring, stage, row + (long long)S::kStages * kStep, rows);
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
     }
-    float g[S::kVectors][8], xhat[S::kVectors][8], dot = 0.0f;
+    float g[S::kRows][S::kVectors][8], xhat[S::kRows][S::kVectors][8];
 #pragma unroll
-    for (int v = 0; v < S::kVectors; ++v) {
-      float w[8];
-      tk_widen8<E>(g[v], words[0][v]);
-      tk_widen8<E>(xhat[v], words[1][v]);
-      if constexpr (S::kWeight) tk_widen8<E>(w, weight[v]);
+    for (int n = 0; n < S::kRows; ++n) {
+      dot[n] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        xhat[v][i] = __fmul_rn(xhat[v][i], rstd);
-        g[v][i] = __fmul_rn(g[v][i], out_scale);
-        if constexpr (S::kWeight) {
-          total[v][i] = __fmaf_rn(xhat[v][i], g[v][i], total[v][i]);
-          g[v][i] = __fmul_rn(g[v][i], w[i]);
+      for (int v = 0; v < S::kVectors; ++v) {
+        float w[8];
+        tk_widen8<E>(g[n][v], words[n][0][v]);
+        tk_widen8<E>(xhat[n][v], words[n][1][v]);
+        if constexpr (S::kWeight) tk_widen8<E>(w, weight[v]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          xhat[n][v][i] = __fmul_rn(xhat[n][v][i], rstd[n]);
+          g[n][v][i] = __fmul_rn(g[n][v][i], out_scale);
+          if constexpr (S::kWeight) {
+            total[v][i] = __fmaf_rn(xhat[n][v][i], g[n][v][i], total[v][i]);
+            g[n][v][i] = __fmul_rn(g[n][v][i], w[i]);
+          }
+          dot[n] = __fmaf_rn(xhat[n][v][i], g[n][v][i], dot[n]);
         }
-        dot = __fmaf_rn(xhat[v][i], g[v][i], dot);
       }
     }
 #pragma unroll
-    for (int mask = 16; mask; mask /= 2) dot = __fadd_rn(dot, __shfl_xor_sync(0xffffffffu, dot, mask));
-    if (threadIdx.x % 32 == 0) sums[turn][threadIdx.x / 32] = dot;
+    for (int mask = 16; mask; mask /= 2) {
+#pragma unroll
+      for (int n = 0; n < S::kRows; ++n) dot[n] = __fadd_rn(dot[n], __shfl_xor_sync(0xffffffffu, dot[n], mask));
+    }
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int n = 0; n < S::kRows; ++n) sums[turn][n][threadIdx.x / 32] = dot[n];
+    }
     __syncthreads();
-    dot = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) dot = __fadd_rn(dot, sums[turn][i]);
-    turn ^= 1;  // the next row writes the other half, so one barrier a row is enough
-    const float mean = __fdiv_rn(dot, (float)S::kChannels);
-    char* out = static_cast<char*>(a.x_grad) + row * S::kChannels * E::kBytes;
+    for (int n = 0; n < S::kRows; ++n) {
+      const long long at = row + n * S::kPartials;
+      dot[n] = 0.0f;
 #pragma unroll
-    for (int v = 0; v < S::kVectors; ++v) {
-      const int column = (v * S::kThreads + threadIdx.x) * 8;
-      float more[8];
-      if constexpr (S::kSources == 3) tk_widen8<E>(more, words[S::kSources - 1][v]);
+      for (int i = 0; i < kWarps; ++i) dot[n] = __fadd_rn(dot[n], sums[turn][n][i]);
+      const float mean = __fdiv_rn(dot[n], (float)S::kChannels);
+      char* out = static_cast<char*>(a.x_grad) + at * S::kChannels * E::kBytes;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        g[v][i] = __fmul_rn(__fsub_rn(g[v][i], __fmul_rn(xhat[v][i], mean)), rstd);
-        if constexpr (S::kSources == 3) g[v][i] = __fadd_rn(g[v][i], more[i]);
+      for (int v = 0; v < S::kVectors; ++v) {
+        const int column = (v * S::kThreads + threadIdx.x) * 8;
+        float more[8];
+        if constexpr (S::kSources == 3) tk_widen8<E>(more, words[n][S::kSources - 1][v]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float& d = g[n][v][i];
+          d = __fmul_rn(__fsub_rn(d, __fmul_rn(xhat[n][v][i], mean)), rstd[n]);
+          if constexpr (S::kSources == 3) d = __fadd_rn(d, more[i]);
+        }
+        if (at < rows) {
+          tk_store8<E, S::kOutWidth>(out + column * E::kBytes, g[n][v], S::kWhole ? 8 : S::kChannels - column);
+        }
       }
-      tk_store8<E, S::kOutWidth>(out + column * E::kBytes, g[v], S::kWhole ? 8 : S::kChannels - column);
     }
+    turn ^= 1;  // the next rows write the other half, so one barrier a turn is enough
   }
 #pragma unroll
   for (int v = 0; v < (S::kWeight ? S::kVectors : 0); ++v) {
@@ -249,8 +282,8 @@ class _Key(NamedTuple):
         residual: whether there is a gradient of the residual.
     """
 
-    dtype: torch.dtype
-    weight_grad_dtype: torch.dtype | None
+    dtype: Any
+    weight_grad_dtype: Any
     channels: int
     width: int
     weight_width: int
@@ -259,7 +292,7 @@ class _Key(NamedTuple):
 
 
 def _stages(row_bytes: int, width: int, arch: str) -> int:
-    """Rows in flight; 0 for loads to registers, where asynchronous copies are too narrow or do not fit."""
+    """How many times these bytes are in flight; 0 for loads to registers, where copies are too narrow or do not fit."""
     if width < 4:
         return 0
     room = _SHARED_BYTES.get(arch, 227 << 10) - _STATIC_BYTES
@@ -278,13 +311,18 @@ def _build(*key: Any, arch: str) -> Any:
     sources = 3 if k.residual else 2
     vector_bytes = 16 if k.dtype == "bfloat16" else 32
     row_bytes = sources * count * threads * vector_bytes
-    stages = _stages(row_bytes, k.width, arch)
+    together = max(_VECTORS_TOGETHER // count, 1)
+    stages = _stages(row_bytes * together, k.width, arch)
+    if stages == 0 and together > 1:
+        together = 1
+        stages = _stages(row_bytes, k.width, arch)
     numbers = {
         "kChannels": k.channels,
         "kThreads": threads,
         "kVectors": count,
         "kSources": sources,
         "kStages": stages,
+        "kRows": together,
         "kPartials": PARTIALS,
         "kWidth": k.width,
         "kWeightWidth": max(k.weight_width, 1),
@@ -327,7 +365,7 @@ TK_FN void tk_norm_grad(const void* out_grad, const void* x, const void* residua
     ) -> None:
         """The gradient of every 132nd row, from several first rows where fewer blocks run."""
         T.import_source(source)
-        ring = T.alloc_shared((max(stages * row_bytes // 4, 4),), "uint32")
+        ring = T.alloc_shared((max(stages * together * row_bytes // 4, 4),), "uint32")
         for i in T.serial(T.ceildiv(count - block, blocks)):
             T.call_extern(
                 "handle",
