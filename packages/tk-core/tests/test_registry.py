@@ -261,15 +261,15 @@ def test_import_costs_little_and_loads_no_compiler(python):
     done = python(
         """
         import sys, time, torch
-        start = time.perf_counter()
+        start = time.process_time()
         import tk_core
-        cost = time.perf_counter() - start
+        cost = time.process_time() - start
         print(cost, "tilelang" in sys.modules, "tvm" in sys.modules, torch.cuda.is_initialized())
         """
     )
     cost, *rest = done.stdout.split()
     assert rest == ["False", "False", "False"], done.stderr
-    assert float(cost) < 0.5  # the limit is 0.15 s on an idle machine; tests share their cores
+    assert float(cost) < 0.3  # 0.15 s of an idle machine; other tests share its caches and clocks
 
 
 def test_the_tk_core_under_test_is_ours():
