@@ -171,5 +171,14 @@ def wheels(session: nox.Session) -> None:
         session.run("tk", "info")
 
 
+@nox.session
+def cubins(session: nox.Session) -> None:
+    """Build the kernels of all benchmark points for some architectures, as the wheel tk-cuda-cubins."""
+    _install(session, *CLI, *(() if shutil.which("nvcc") else ("tilelang[nvcc]>=0.1.15,<0.2",)))
+    session.env["TK_CACHE_DIR"] = str(pathlib.Path(session.create_tmp()) / "cubins")
+    session.run("tk", "precompile", *(session.posargs or ["--arch", "sm_80,sm_89,sm_90a,sm_100a,sm_120a"]))
+    session.run("python", "-m", "tk_cuda.cubins", "--out", str(ROOT / "dist"))
+
+
 if __name__ == "__main__":
     sys.exit("run this file with nox: nox -l")

@@ -98,10 +98,12 @@ def _shipped() -> Folder | None:
     path = Path(next(iter(spec.submodule_search_locations))) / "cuda"
     reason = untrusted(path) if path.is_dir() else "it holds no kernels"
     ours = importlib.metadata.version("tk-cuda")
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    try:
         theirs = importlib.metadata.version(CUBINS.replace("_", "-"))
-        if theirs != ours:
-            reason = f"tk-cuda-cubins {theirs} was made for tk-cuda {theirs}, installed is {ours}"
+    except importlib.metadata.PackageNotFoundError:
+        return Folder(path, False, "it has no version; install tk-cuda-cubins as a wheel")
+    if theirs != ours:
+        reason = f"tk-cuda-cubins {theirs} was made for tk-cuda {theirs}, installed is {ours}"
     return Folder(path, False, reason)
 
 
