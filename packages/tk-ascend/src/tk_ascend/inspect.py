@@ -46,9 +46,10 @@ def report(lowered: Lowered, shapes: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         A JSON-like dict. ``launches``: for each kernel ``bytes`` by pipe, ``vector_instructions`` and their number
-        ``per_byte`` of global memory, ``ub`` bytes used and available, ``buffering`` (how many tiles can be in flight
-        on the way in) and ``seconds`` by limit. ``bound``: the limit, the time, and the GB/s of useful traffic, that
-        is of the bytes of all tensor parameters, that it allows. ``peaks``: the constants and their sources.
+        ``per_byte`` of global memory (those of the ``simt_regions`` of its source are not counted), ``ub`` bytes used
+        and available, ``buffering`` (how many tiles can be in flight on the way in) and ``seconds`` by limit.
+        ``bound``: the limit, the time, and the GB/s of useful traffic, that is of the bytes of all tensor parameters,
+        that it allows. ``peaks``: the constants and their sources.
 
     Raises:
         ValueError: a parameter has no shape or value.
@@ -98,12 +99,14 @@ def _launch_report(lowered: Lowered, launch: Launch, counts: Counts) -> dict[str
         for pipe in PIPES
     }
     global_bytes = sum(counts.traffic[pipe, "global", way] for pipe in PIPES for way in ("read", "written"))
-    buffering = _buffering(_body(lowered.source, launch.kernel))
+    body = _body(lowered.source, launch.kernel)
+    buffering = _buffering(body)
     return {
         "kernel": launch.kernel,
         "blocks": counts.blocks,
         "bytes": {pipe: entry for pipe, entry in moved.items() if entry},
         "global_bytes": global_bytes,
+        "simt_regions": len(re.findall(r"\basc_vf_call<", body)),
         "vector_instructions": counts.vector_instructions,
         "vector_instructions_per_byte": counts.vector_instructions / global_bytes if global_bytes else None,
         "multiplications": counts.multiplications,

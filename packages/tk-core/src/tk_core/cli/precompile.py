@@ -14,7 +14,7 @@ from rich.table import Table
 from .. import registry
 from ..backend import Backend
 from ..bench import runner
-from ..cases import Maker, ShapeMaker, cases_of
+from ..cases import Call, Cases, Maker, ShapeMaker, cases_of, tensors_in
 from ..conformance.engine import public_function
 from ..errors import InvalidArgumentError, NoBackendError
 from . import app
@@ -22,6 +22,9 @@ from .common import console, select_operators
 
 PROFILES = {"deepseek-v3": "v3", "deepseek-v4": "v4"}
 """Benchmark points whose names start with this come from the model."""
+
+_INSPECTED_BYTES = 2**20
+"""Tensors that fill tiles and are still run in an emulator within seconds."""
 
 
 def _with(backend: Backend, method: str) -> Any:
@@ -88,6 +91,13 @@ def precompile(
         raise typer.Exit(1)
 
 
+def _telling(cases: Cases, maker: Maker) -> Call:
+    """Arguments of the largest quick sample of at most ``_INSPECTED_BYTES``."""
+    made = [sample.make(maker) for sample in cases.samples if sample.level == "quick"]
+    sizes = [sum(t.nbytes for t in tensors_in((*call.args, *call.kwargs.values()))) for call in made]
+    return made[max(range(len(made)), key=lambda i: (sizes[i] <= _INSPECTED_BYTES, sizes[i]))]
+
+
 @app.command()
 def inspect(
     op: Annotated[str, typer.Argument(metavar="OP", help="An operator.")],
@@ -102,7 +112,7 @@ def inspect(
         cases = cases_of(name)
         if cases is None or target.kernel(name) is None:
             raise NoBackendError(f"backend {backend!r} has no kernel for {name}")
-        arguments = cases.samples[0].make(Maker(torch.device("cpu"), target.layout))
+        arguments = _telling(cases, Maker(torch.device("cpu"), target.layout))
 
         def call(name: str = name, arguments: Any = arguments) -> None:
             with registry.use_backend(target):
