@@ -1,6 +1,6 @@
 """CUDA kernels of ``quant.norm_forward`` and ``quant.norm_forward_and_per_token_cast``: bound by bandwidth.
 
-A block takes one row and keeps it in registers, packed. The sum of squares is taken over chunks of 512 channels (16 in
+A block takes one row and keeps it in registers, packed. The sum of squares is taken over chunks of 256 channels (8 in
 each lane of a warp, then a butterfly over the warp), then over the chunks in ascending order: the same order whatever
 number of threads shares the row, so many rows can use few threads each, and few rows many.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tk_core.backend import Refused
@@ -17,9 +18,9 @@ from ..jit import Builder, num_sms
 from ..tile.function import prim_func
 from . import _swiglu
 
-_CHUNK = 512
-_CHUNKS_AT_ONCE = 2
-"""Parts of 16 channels in a thread, with many rows: loads in flight against threads."""
+_CHUNK = 256
+_VECTORS = 4
+"""Vectors of 8 channels in a thread, with many rows: loads in flight against threads."""
 _MOST_CHANNELS = 65536
 _MOST_GROUPS = 8192
 _WAVES_OF_FEW_ROWS = 2
@@ -40,11 +41,6 @@ struct TkNormRow {  // pointers to a row; null for what is not asked for
   void* mega;
 };
 
-// First channel of vector v of this thread: pairs of vectors are neighbours.
-template <class Shape>
-TK_FN int tk_norm_column(int v) {
-  return (v / 2 * Shape::kThreads + threadIdx.x) * 16 + v % 2 * 8;
-}
 // Groups that no lanes of a warp share: the amax of each in shared memory.
 template <class Shape>
 TK_FN unsigned* tk_group_amax() {
@@ -63,7 +59,7 @@ TK_FN void tk_store_norm(const TkNormRow& row, float (*n)[8], long long group_st
     __syncthreads();
 #pragma unroll
     for (int v = 0; v < S::kVectors; ++v) {
-      const int column = tk_norm_column<S>(v);
+      const int column = (v * S::kThreads + threadIdx.x) * 8;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (column + i < S::kChannels) atomicMax(&odd[(column + i) / S::kGroup], tk_amax(0u, n[v][i]));
@@ -77,29 +73,26 @@ TK_FN void tk_store_norm(const TkNormRow& row, float (*n)[8], long long group_st
     }
   }
 #pragma unroll
-  for (int v = 0; v < S::kVectors; v += 2) {
-    const int column = tk_norm_column<S>(v);
+  for (int v = 0; v < S::kVectors; ++v) {
+    const int column = (v * S::kThreads + threadIdx.x) * 8;
     unsigned scale;
     if constexpr (kOdd) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < 8; ++i) {
         const int group = min(column + i, S::kChannels - 1) / S::kGroup;
-        float& value = n[v + i / 8][i % 8];
-        value = __fmul_rn(value, tk_group_scale<S::kRound, S::kPacked>(&scale, odd[group], clamp_min));
+        n[v][i] = __fmul_rn(n[v][i], tk_group_scale<S::kRound, S::kPacked>(&scale, odd[group], clamp_min));
       }
     } else {
       const int group = column / S::kGroup;
-      const unsigned amax = tk_amax_lanes<S::kLanes>(tk_amax_bits(tk_amax8(n[v]), tk_amax8(n[v + 1])));
-      const float inverse = tk_group_scale<S::kRound, S::kPacked>(&scale, amax, clamp_min);
-      tk_scale8(n[v], inverse);
-      tk_scale8(n[v + 1], inverse);
+      const unsigned amax = tk_amax_lanes<S::kLanes>(tk_amax8(n[v]));
+      tk_scale8(n[v], tk_group_scale<S::kRound, S::kPacked>(&scale, amax, clamp_min));
       tk_store_scale<S::kPacked, S::kLanes, true>(row.sf, scale, group, S::kGroups, S::kGroups, group_stride, lane);
       if constexpr (S::kMega) {
         const unsigned biased = S::kPacked ? scale : scale >> 23;
         tk_store_scale<true, S::kLanes, true>(row.mega, biased, group, S::kGroups, S::kGroups, mega_stride, lane);
       }
     }
-    tk_store_codes16<S::kOutWidth>(static_cast<char*>(row.out) + column, n[v], S::kWhole ? 16 : S::kChannels - column);
+    tk_store8<TkE4m3, S::kOutWidth>(static_cast<char*>(row.out) + column, n[v], S::kChannels - column);
   }
 }
 
@@ -109,21 +102,19 @@ TK_FN void tk_norm_row(TkNormRow row, float eps, float out_scale, long long grou
   using S = Shape;
   using E = typename S::E;
   constexpr int kWarps = S::kThreads / 32;
-  __shared__ float sums[S::kVectors / 2 * kWarps];
+  __shared__ float sums[S::kVectors * kWarps];
   unsigned words[S::kVectors][E::kBytes * 2], more[S::kVectors][E::kBytes * 2];
   const auto at = [](const void* p, int column, int bytes) { return static_cast<const char*>(p) + column * bytes; };
 #pragma unroll
   for (int v = 0; v < S::kVectors; ++v) {
-    const int column = tk_norm_column<S>(v), count = S::kWhole ? 8 : S::kChannels - column;
+    const int column = (v * S::kThreads + threadIdx.x) * 8, count = S::kWhole ? 8 : S::kChannels - column;
     tk_load8<E, S::kXWidth>(words[v], at(row.x, column, E::kBytes), count);
     if constexpr (S::kResidual) tk_load8<E, S::kResidualWidth>(more[v], at(row.residual, column, E::kBytes), count);
   }
-  float sum;
 #pragma unroll
   for (int v = 0; v < S::kVectors; ++v) {
-    const int column = tk_norm_column<S>(v), count = S::kWhole ? 8 : S::kChannels - column;
-    float h[8];
-    if (v % 2 == 0) sum = 0.0f;
+    const int column = (v * S::kThreads + threadIdx.x) * 8, count = S::kWhole ? 8 : S::kChannels - column;
+    float h[8], sum = 0.0f;
     tk_widen8<E>(h, words[v]);
     if constexpr (S::kResidual) {
       float r[8];
@@ -136,11 +127,9 @@ TK_FN void tk_norm_row(TkNormRow row, float eps, float out_scale, long long grou
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum = __fmaf_rn(h[i], h[i], sum);
-    if (v % 2 == 1) {
 #pragma unroll
-      for (int mask = 16; mask; mask /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
-      if (threadIdx.x % 32 == 0) sums[v / 2 * kWarps + threadIdx.x / 32] = sum;
-    }
+    for (int mask = 16; mask; mask /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+    if (threadIdx.x % 32 == 0) sums[v * kWarps + threadIdx.x / 32] = sum;
     if constexpr (S::kWeight) tk_load8<E, S::kWeightWidth>(more[v], at(row.weight, column, E::kBytes), count);
   }
   __syncthreads();
@@ -154,7 +143,7 @@ TK_FN void tk_norm_row(TkNormRow row, float eps, float out_scale, long long grou
   float n[S::kVectors][8];
 #pragma unroll
   for (int v = 0; v < S::kVectors; ++v) {
-    const int column = tk_norm_column<S>(v), count = S::kWhole ? 8 : S::kChannels - column;
+    const int column = (v * S::kThreads + threadIdx.x) * 8, count = S::kWhole ? 8 : S::kChannels - column;
     float h[8], w[8];
     tk_widen8<E>(h, words[v]);
     if constexpr (S::kWeight) tk_widen8<E>(w, more[v]);
@@ -214,7 +203,7 @@ class _Key(NamedTuple):
         rstd, mega: whether ``rstd`` and the scale buffer of the fused MoE kernel are written.
     """
 
-    dtype: Any
+    dtype: torch.dtype
     rank: int
     channels: int
     threads: int
@@ -229,8 +218,8 @@ class _Key(NamedTuple):
 
 def _lanes(group: int) -> int:
     """Lanes of a warp that share a group; 0 if groups are not whole lanes, a power of two of them."""
-    lanes = group // 16
-    return lanes if group % 16 == 0 and lanes in (1, 2, 4, 8, 16, 32) else 0
+    lanes = group // 8
+    return lanes if group % 8 == 0 and lanes in (1, 2, 4, 8, 16, 32) else 0
 
 
 def _shape(k: _Key) -> str:
@@ -275,7 +264,7 @@ def _build(*key: Any) -> Any:
     batch, rows = T.dynamic("batch"), T.dynamic("rows")
     names = iter(range(100))
 
-    def strided(columns: Any, dtype: Any, last: Any = 1) -> Any:
+    def strided(columns: Any, dtype: str, last: Any = 1) -> Any:
         """A tensor of x's leading dimensions at any strides."""
         leading = (batch, rows) if k.rank == 3 else (rows,)
         strides = tuple(T.dynamic(f"stride_{next(names)}", "int64") for _ in leading)
@@ -315,15 +304,15 @@ def _build(*key: Any) -> Any:
                 T.call_extern(
                     "handle",
                     "tk_norm<TkNormShape>",
-                    T.address_of(x[leading + (0,)]),
-                    T.address_of(residual[leading + (0,)]),
-                    T.address_of(weight[0]) if has_weight else T.address_of(x[leading + (0,)]),
-                    T.address_of(out[leading + (0,)]),
-                    T.address_of(out_bf16[leading + (0,)]),
-                    T.address_of(h[leading + (0,)]),
-                    T.address_of(rstd[leading]) if k.rstd else T.address_of(x[leading + (0,)]),
-                    T.address_of(sf[leading + (0,)]),
-                    T.address_of(mega[0, 0]) if k.mega else T.address_of(x[leading + (0,)]),
+                    T.address_of(x[(*leading, 0)]),
+                    T.address_of(residual[(*leading, 0)]),
+                    T.address_of(weight[0]) if has_weight else T.address_of(x[(*leading, 0)]),
+                    T.address_of(out[(*leading, 0)]),
+                    T.address_of(out_bf16[(*leading, 0)]),
+                    T.address_of(h[(*leading, 0)]),
+                    T.address_of(rstd[leading]) if k.rstd else T.address_of(x[(*leading, 0)]),
+                    T.address_of(sf[(*leading, 0)]),
+                    T.address_of(mega[0, 0]) if k.mega else T.address_of(x[(*leading, 0)]),
                     T.cast(row, "int32"),
                     block_m,
                     eps,
@@ -333,7 +322,7 @@ def _build(*key: Any) -> Any:
                     clamp_min,
                 )
             elif k.group:
-                T.call_extern("handle", "tk_norm_padding<TkNormShape>", T.address_of(sf[leading + (0,)]), group_stride)
+                T.call_extern("handle", "tk_norm_padding<TkNormShape>", T.address_of(sf[(*leading, 0)]), group_stride)
 
     return prim_func(
         norm,
@@ -361,9 +350,9 @@ _NORM = Builder("quant.norm_forward", _build, pass_configs={"tl.disable_safe_mem
 def _geometry(channels: int, rows: int, sms: int) -> tuple[int, int]:
     """Threads of a row, and vectors in each: many threads for few rows, which are a matter of latency."""
     chunks = -(-channels // _CHUNK)
-    count = 1 if rows <= _WAVES_OF_FEW_ROWS * sms else min(_CHUNKS_AT_ONCE, chunks)
+    count = 1 if rows <= _WAVES_OF_FEW_ROWS * sms else min(_VECTORS, chunks)
     count = max(count, -(-chunks // 32))
-    return -(-chunks // count) * 32, 2 * count
+    return -(-chunks // count) * 32, count
 
 
 class _Cast(NamedTuple):
@@ -442,7 +431,7 @@ def _unsupported(x: Tensor, group: int) -> str | None:
     if channels > _MOST_CHANNELS:
         return f"needs at most {_MOST_CHANNELS} channels, got {channels}"
     if group and not _lanes(group) and -(-channels // group) > _MOST_GROUPS:
-        return f"past {_MOST_GROUPS} groups in a row needs num_per_channels 16, 32, 64, 128, 256 or 512, got {group}"
+        return f"past {_MOST_GROUPS} groups in a row needs num_per_channels 8, 16, 32, 64, 128 or 256, got {group}"
     return _swiglu.unsupported(x)
 
 
@@ -510,8 +499,8 @@ KERNELS = {
 
 CI_KEYS = [
     (_NORM, ("bfloat16", 2, 7168, 224, 4, 0, False, False, (16, 0, 16, 16, 0, 0), False, False)),
-    (_NORM, ("float32", 3, 77, 32, 2, 0, False, False, (4, 4, 4, 4, 4, 0), True, False)),
-    (_NORM, ("bfloat16", 2, 7168, 224, 4, 32, True, True, (16, 16, 16, 16, 16, 16), True, True)),
-    (_NORM, ("bfloat16", 2, 7168, 448, 2, 32, True, True, (16, 0, 16, 16, 0, 0), False, False)),
-    (_NORM, ("float32", 3, 130, 32, 2, 48, False, False, (8, 0, 8, 2, 0, 4), False, False)),
+    (_NORM, ("float32", 3, 77, 32, 1, 0, False, False, (4, 4, 4, 4, 4, 0), True, False)),
+    (_NORM, ("bfloat16", 2, 7168, 224, 4, 32, True, True, (16, 16, 16, 8, 16, 16), True, True)),
+    (_NORM, ("bfloat16", 2, 7168, 896, 1, 32, True, True, (16, 0, 16, 8, 0, 0), False, False)),
+    (_NORM, ("float32", 3, 130, 32, 1, 48, False, False, (8, 0, 8, 2, 0, 4), False, False)),
 ]
