@@ -83,19 +83,15 @@ def _build(*key: Any) -> Any:
         """Encode a vector with the factors of its groups."""
         raw = T.alloc_local((words,), "uint32")
         factors = T.alloc_local((vector.factors,), "float32")
-        inv = T.alloc_local((1 if one_group else VECTOR,), "float32")
-        own = T.alloc_local((1 if one_group else VECTOR,), "float32")
-        code = T.alloc_local((1,), "uint32")
+        codes = T.alloc_local((1 if one_group else VECTOR,), "uint32")
         vector.fetch(x, x_sf, raw, factors, 0, row, column, rows, s0, s1)
         for j in T.unroll(1 if one_group else VECTOR):
             if k.part == "data":
-                vector.given(inv, sf, row, column + j, rows, s0, s1, j)
+                vector.given(codes, sf, row, column + j, rows, s0, s1, j)
             else:
-                code[0] = scale.code(amax[T.min((column % chunk + j) // k.group, in_chunk - 1)])
-                inv[j] = scale.factor(code[0])
-                if k.part == "back":
-                    own[j] = scale.value(code[0])
-        vector.write(out, raw, factors, 0, row, column, rows, inv, own)
+                at = T.min((column % chunk + j) // k.group, in_chunk - 1)
+                codes[j] = scale.code(amax[at])
+        vector.write(out, raw, factors, 0, row, column, rows, codes)
 
     @T.macro
     def write_all(
@@ -153,7 +149,11 @@ def _key(part: str, dtype: str, fmt: str, group: int, mode: str, **other: Any) -
 
 
 CI_KEYS = [
+    (CHUNKS, _key("all", "bfloat16", "e4m3", 7168, "plain")),
     (CHUNKS, _key("all", "bfloat16", "e2m1", 6, "round", packed=True, padded=True, stochastic=True)),
+    (CHUNKS, _key("all", "int8", "e2m1", 24, "e4m3", x_kind=groups.SF_PACKED_ROWS, x_rows=32, x_columns=1)),
+    (CHUNKS, _key("sf", "float32", "e4m3", 1, "round", padded=True)),
+    (CHUNKS, _key("data", "float32", "e2m1", 5, "plain")),
+    (CHUNKS, _key("back", "bfloat16", "e4m3", 3, "e4m3")),
     (CHUNKS, _key("all", "bfloat16", "e5m6", 7168, "plain", padded=True)),
 ]
-LARGEST_KEYS = [(CHUNKS, _key("sf", "float32", "e4m3", 1, "round", padded=True, columns=65536))]

@@ -146,6 +146,7 @@ class Vector:
         per_element = k.x_kind >= 0 and k.x_columns % VECTOR != 0
         self.factors = factors = VECTOR if per_element else 1
         given_kind = groups.SF_E4M3 if k.mode == "e4m3" else groups.SF_FLOAT
+        scale = Scale(k)
 
         def len_of(local: Any) -> int:
             return int(local.shape[0])
@@ -197,49 +198,42 @@ class Vector:
                     found[0] = T.call_extern("uint32", "tk_amax", found[0], product)
 
         @T.macro
-        def given(inv: Any, sf: Any, row: Any, column: Any, rows: Any, s0: Any, s1: Any, at: Any) -> None:
-            """The factor of a given scale."""
-            inv[at] = T.float32(0)
+        def given(codes: Any, sf: Any, row: Any, column: Any, rows: Any, s0: Any, s1: Any, at: Any) -> None:
+            """The factor of a given scale, in place of a code."""
+            codes[at] = T.uint32(0)
             if row < rows and column < k.columns:
                 value = T.call_extern(
                     "float32", f"tk_sf_at<{given_kind}>", T.access_ptr(sf[0, 0], "r"), s0, s1, row, column // k.group
                 )
-                inv[at] = T.ieee_frcp(value)
+                codes[at] = T.reinterpret("uint32", T.ieee_frcp(value))
 
         @T.macro
-        def encoded(to: Any, v: Any, raw: Any, input_sf: Any, at: Any, column: Any, inv: Any) -> None:
+        def encoded(to: Any, v: Any, raw: Any, input_sf: Any, at: Any, column: Any, codes: Any) -> None:
+            inv = T.alloc_local((len_of(codes),), "float32")
+            for j in T.unroll(len_of(codes)):
+                inv[j] = T.reinterpret("float32", codes[j]) if k.part == "data" else scale.factor(codes[j])
             values(v, raw, at)
             for j in T.unroll(VECTOR):
                 if k.x_kind >= 0:
-                    v[j] = T.ieee_mul(v[j], T.ieee_mul(input_sf[at * factors + j % factors], inv[j % len_of(inv)]))
+                    v[j] = T.ieee_mul(v[j], T.ieee_mul(input_sf[at * factors + j % factors], inv[j % len_of(codes)]))
                 else:
-                    v[j] = T.ieee_mul(v[j], inv[j % len_of(inv)])
+                    v[j] = T.ieee_mul(v[j], inv[j % len_of(codes)])
             quad = T.Cast("uint32", column // 4)
             T.call_extern("handle", encode, T.access_ptr(to[0], "w", 3), T.access_ptr(v[0], "r", VECTOR), quad)
 
         @T.macro
-        def write(
-            out: Any,
-            raw: Any,
-            input_sf: Any,
-            at: Any,
-            row: Any,
-            column: Any,
-            rows: Any,
-            inv: Any,
-            sf: Any,
-        ) -> None:
-            """Encode a vector by the factor of its group, or those of its elements, and store it."""
+        def write(out: Any, raw: Any, input_sf: Any, at: Any, row: Any, column: Any, rows: Any, codes: Any) -> None:
+            """Encode a vector by the code of its group, or the codes of its elements, and store it."""
             v = T.alloc_local((VECTOR,), "float32")
             packed = T.alloc_local((3,), "uint32")
-            encoded(packed, v, raw, input_sf, at, column, inv)
+            encoded(packed, v, raw, input_sf, at, column, codes)
             exists = T.if_then_else(row < rows, k.columns, 0)
             if k.part == "back":
                 T.call_extern(
                     "handle", f"tk_decode8<{fmt}>", T.access_ptr(v[0], "w", VECTOR), T.access_ptr(packed[0], "r", 3)
                 )
                 for j in T.unroll(VECTOR):
-                    v[j] = T.ieee_mul(v[j], sf[j % len_of(inv)])
+                    v[j] = T.ieee_mul(v[j], scale.value(codes[j % len_of(codes)]))
                 T.call_extern(
                     "handle",
                     f"tk_store8<{kind}, {k.store_width}>",

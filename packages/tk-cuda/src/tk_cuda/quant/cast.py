@@ -166,4 +166,10 @@ class Cast:
 
 
 KERNELS = {"quant.cast": Cast()}
-CI_KEYS = [(_CAST, _Key("bfloat16", "float8_e4m3fn", True, 16, 16, VECTORS))]
+CI_KEYS = [
+    (_CAST, _Key("float32", "bfloat16", False, 16, 16, VECTORS)),
+    (_CAST, _Key("float32", "bfloat16", True, 16, 16, VECTORS)),
+    (_CAST, _Key("bfloat16", "float8_e4m3fn", True, 16, 16, VECTORS)),
+    (_CAST, _Key("float8_e4m3fn", "float32", False, 1, 4, 1)),
+    (_CAST, _Key("bfloat16", "bfloat16", False, 2, 16, VECTORS)),
+]

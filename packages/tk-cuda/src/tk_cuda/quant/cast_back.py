@@ -169,5 +169,8 @@ def _key(dtype: str, out: str, kind: int, block: tuple[int, int], **other: Any) 
 
 CI_KEYS = [
     (_BACK, _key("float8_e4m3fn", "bfloat16", groups.SF_FLOAT, (1, 128))),
-    (_BACK, _key("int8", "float32", groups.SF_PACKED_ROWS, (3, 1), load_width=1, store_width=4)),
+    (_BACK, _key("float8_e4m3fn", "float32", groups.SF_PACKED_ROWS, (32, 1), rows=1)),
+    (_BACK, _key("int8", "bfloat16", groups.SF_PACKED, (32, 32))),
+    (_BACK, _key("int8", "float32", groups.SF_E4M3, (3, 5), load_width=1, store_width=4)),
+    (_BACK, _key("uint8", "bfloat16", groups.SF_FLOAT, (1, 7168))),
 ]

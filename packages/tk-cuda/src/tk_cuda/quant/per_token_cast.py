@@ -39,7 +39,6 @@ def _build(*key: Any) -> Any:
     per_row = ceil_div(k.columns, step * items) * holders  # threads of a row
     words = groups.words(k.dtype)
     kept = ceil_div(k.rows, holders)
-    by_turns = k.mode != "round" and k.part != "data"
     scale, vector = Scale(k), Vector(k)
 
     @T.macro
@@ -48,90 +47,10 @@ def _build(*key: Any) -> Any:
             amax[0] = T.max(amax[0], T.shfl_xor(amax[0], T.int32(1) << d))
 
     @T.macro
-    def hold(keep: Any, value: Any, r: Any, lane: Any) -> None:
-        """One of the lanes that know something of row ``r`` keeps it."""
+    def hold(keep: Any, stored: Any, r: Any, row0: Any, lane: Any, rows: Any) -> None:
+        """One of the lanes that know the scale of row ``r`` keeps it; rows that do not exist have zero."""
         if lane % holders == r % holders:
-            keep[r // holders] = value
-
-    @T.macro
-    def cast_by_turns(
-        out: Any, keep: Any, raw: Any, factors: Any, row0: Any, column: Any, lane: Any, clamp: Any, rows: Any
-    ) -> None:
-        """Each lane of a group divides for the rows that it keeps; the others get the factors from it."""
-        amax = T.alloc_local((1,), "uint32")
-        code = T.alloc_local((1,), "uint32")
-        factor = T.alloc_local((kept,), "float32")
-        value = T.alloc_local((kept,), "float32")
-        inv = T.alloc_local((1,), "float32")
-        own = T.alloc_local((1,), "float32")
-        for s in T.unroll(kept):
-            keep[s] = T.uint32(0)
-        for r in T.unroll(k.rows):
-            vector.amax(amax, raw, factors, r)
-            group_amax(amax)
-            hold(keep, T.max(amax[0], T.reinterpret("uint32", clamp)), r, lane)
-        for s in T.unroll(kept):
-            code[0] = scale.code(keep[s])
-            if k.part != "sf":
-                factor[s] = scale.factor(code[0])
-            if k.part == "back":
-                value[s] = scale.value(code[0])
-            else:
-                exists = row0 + s * holders + lane % holders < rows
-                keep[s] = T.if_then_else(exists, scale.stored(code[0]), T.uint32(0))
-        if k.part != "sf":
-            for r in T.unroll(k.rows):
-                inv[0] = T.shfl_sync(factor[r // holders], r % holders, holders)
-                if k.part == "back":
-                    own[0] = T.shfl_sync(value[r // holders], r % holders, holders)
-                vector.write(out, raw, factors, r, row0 + r, column, rows, inv, own)
-
-    @T.macro
-    def cast_each(
-        out: Any,
-        sf: Any,
-        keep: Any,
-        raw: Any,
-        factors: Any,
-        row0: Any,
-        column0: Any,
-        lane: Any,
-        clamp: Any,
-        rows: Any,
-        s0: Any,
-        s1: Any,
-    ) -> None:
-        """All lanes of a group work out its power of two, or read its scale, which is cheap."""
-        amax = T.alloc_local((1,), "uint32")
-        code = T.alloc_local((1,), "uint32")
-        stored = T.alloc_local((1,), "uint32")
-        inv = T.alloc_local((1,), "float32")
-        own = T.alloc_local((1,), "float32")
-        for r in T.unroll(k.rows):
-            stored[0] = T.uint32(0)
-            for i in T.unroll(items):
-                if k.part == "data":
-                    vector.given(inv, sf, row0 + r, column0 + i * step, rows, s0, s1, 0)
-                else:
-                    vector.amax(amax, raw, factors, r * items + i)
-                    group_amax(amax)
-                    code[0] = scale.code(T.max(amax[0], T.reinterpret("uint32", clamp)))
-                    inv[0] = scale.factor(code[0])
-                if k.part == "back":
-                    own[0] = scale.value(code[0])
-                if k.packed:
-                    byte = (column0 + i * step) // k.group % 4 * 8
-                    if column0 + i * step < k.columns:
-                        stored[0] = T.bitwise_or(stored[0], T.shift_left(code[0], T.Cast("uint32", byte)))
-                elif k.part in ("all", "sf"):
-                    stored[0] = scale.stored(code[0])
-                if k.part != "sf":
-                    vector.write(out, raw, factors, r * items + i, row0 + r, column0 + i * step, rows, inv, own)
-            if k.packed:
-                for d in T.unroll((holders // lanes).bit_length() - 1):
-                    stored[0] = T.bitwise_or(stored[0], T.shfl_xor(stored[0], T.int32(lanes) << d))
-            if k.part in ("all", "sf"):
-                hold(keep, T.if_then_else(row0 + r < rows, stored[0], T.uint32(0)), r, lane)
+            keep[r // holders] = T.if_then_else(row0 + r < rows, stored[0], T.uint32(0))
 
     @T.macro
     def write_scales(sf: Any, keep: Any, row0: Any, column: Any, lane: Any, last: Any) -> None:
@@ -154,16 +73,37 @@ def _build(*key: Any) -> Any:
             )
             raw = T.alloc_local((k.rows * items * words,), "uint32")
             factors = T.alloc_local((k.rows * items * vector.factors,), "float32")
+            amax = T.alloc_local((1,), "uint32")
+            code = T.alloc_local((1,), "uint32")
+            stored = T.alloc_local((1,), "uint32")
             keep = T.alloc_local((kept,), "uint32")
 
             # All loads first, so that they are in flight together.
             for r in T.unroll(k.rows):
                 for i in T.unroll(items):
                     vector.fetch(x, x_sf, raw, factors, r * items + i, row0 + r, column0 + i * step, rows, s0, s1)
-            if by_turns:
-                cast_by_turns(out, keep, raw, factors, row0, column0, lane, clamp, rows)
-            else:
-                cast_each(out, sf, keep, raw, factors, row0, column0, lane, clamp, rows, s0, s1)
+            for r in T.unroll(k.rows):
+                stored[0] = T.uint32(0)
+                for i in T.unroll(items):
+                    if k.part == "data":
+                        vector.given(code, sf, row0 + r, column0 + i * step, rows, s0, s1, 0)
+                    else:
+                        vector.amax(amax, raw, factors, r * items + i)
+                        group_amax(amax)
+                        code[0] = scale.code(T.max(amax[0], T.reinterpret("uint32", clamp)))
+                    if k.packed:
+                        byte = (column0 + i * step) // k.group % 4 * 8
+                        if column0 + i * step < k.columns:
+                            stored[0] = T.bitwise_or(stored[0], T.shift_left(code[0], T.Cast("uint32", byte)))
+                    elif k.part in ("all", "sf"):
+                        stored[0] = scale.stored(code[0])
+                    if k.part != "sf":
+                        vector.write(out, raw, factors, r * items + i, row0 + r, column0 + i * step, rows, code)
+                if k.packed:
+                    for d in T.unroll((holders // lanes).bit_length() - 1):
+                        stored[0] = T.bitwise_or(stored[0], T.shfl_xor(stored[0], T.int32(lanes) << d))
+                if k.part in ("all", "sf"):
+                    hold(keep, stored, r, row0, lane, rows)
             if k.part in ("all", "sf"):
                 write_scales(sf, keep, row0, column0, lane, last)
 
@@ -193,7 +133,6 @@ def launcher(
         rows = 1 if x.shape[0] * columns <= SMALL else ROWS
     else:
         rows = _row_chunks.chunk_columns(columns, group, packed)
-    result = x if part == "back" else out
     key = Key(
         part,
         x.dtype,
@@ -207,7 +146,7 @@ def launcher(
         groups.sf_kind(x_sf, x_block[1]),
         *x_block,
         access.access_width(x),
-        access.access_width(result) if result is not None else 0,
+        access.access_width(x if part == "back" else out) if out is not None or part == "back" else 0,
         rows,
     )
     builder = _CAST if in_registers else _row_chunks.CHUNKS
@@ -326,7 +265,13 @@ def _key(part: str, dtype: str, fmt: str, group: int, mode: str, **other: Any) -
 
 
 CI_KEYS = [
-    (_CAST, _key("all", "bfloat16", "e2m1", 32, "round", packed=True, padded=True)),
+    (_CAST, _key("all", "bfloat16", "e4m3", 32, "round", packed=True, padded=True)),
+    (_CAST, _key("all", "bfloat16", "e2m1", 128, "round", packed=True, rows=1)),
     (_CAST, _key("all", "float32", "e4m3", 128, "plain", padded=True)),
-    (_CAST, _key("all", "int8", "e4m3", 64, "e4m3", stochastic=True, x_kind=groups.SF_FLOAT, x_rows=1, x_columns=4)),
+    (_CAST, _key("all", "float32", "e2m1", 16, "e4m3", stochastic=True, columns=7154, load_width=8, store_width=1)),
+    (_CAST, _key("all", "float8_e4m3fn", "e4m3", 32, "round", x_kind=groups.SF_PACKED, x_rows=128, x_columns=128)),
+    (_CAST, _key("all", "int8", "e4m3", 64, "plain", stochastic=True, x_kind=groups.SF_FLOAT, x_rows=1, x_columns=4)),
+    (_CAST, _key("sf", "bfloat16", "e2m1", 16, "e4m3", padded=True)),
+    (_CAST, _key("data", "bfloat16", "e4m3", 128, "plain")),
+    (_CAST, _key("back", "bfloat16", "e4m3", 128, "plain")),
 ]

@@ -32,28 +32,6 @@ SOURCE = (
 struct TkE2m1 {};
 struct TkE5m6 {};
 
-// Whole vectors of 16 bytes, if they exist. Not the read-only path: the compiler may move such loads down past stores,
-// and then fewer of them are in flight. What two loads of a thread share of a sector has to stay in L1.
-template <bool kShared>
-TK_FN void tk_load_whole(unsigned* words, const void* p, bool exists) {
-#ifdef __CUDA_ARCH__
-#define TK_LOAD_WHOLE(how)                                                                        \
-  asm volatile(                                                                                   \
-      "{ .reg .pred p;\n setp.ne.s32 p, %5, 0;\n"                                                 \
-      "mov.u32 %0, 0;\n mov.u32 %1, 0;\n mov.u32 %2, 0;\n mov.u32 %3, 0;\n"                       \
-      "@p ld.global" how ".v4.u32 {%0, %1, %2, %3}, [%4]; }"                                      \
-      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])                        \
-      : "l"(p), "r"((int)exists))
-  if constexpr (kShared) {
-    TK_LOAD_WHOLE("");
-  } else {
-    TK_LOAD_WHOLE(".L1::no_allocate");
-  }
-#undef TK_LOAD_WHOLE
-#else
-  for (int i = 0; i < 4; ++i) words[i] = exists ? static_cast<const unsigned*>(p)[i] : 0u;
-#endif
-}
 template <class E, int kWidth>
 TK_FN void tk_fetch8(unsigned* words, const void* row, int column, int columns) {
   const char* p = static_cast<const char*>(row);
@@ -61,13 +39,6 @@ TK_FN void tk_fetch8(unsigned* words, const void* row, int column, int columns) 
     tk_load<4, (kWidth < 4 ? kWidth : 4)>(words, p + column / 2, (columns - column) / 2);
   } else if constexpr (tk_same<E, TkE5m6>) {
     tk_load<12, (kWidth < 4 ? kWidth : 4)>(words, p + column / 2 * 3, (columns - column) / 2 * 3);
-  } else if constexpr (kWidth == 16 && E::kBytes > 1) {
-    // Rows are whole numbers of 16-byte vectors; of eight fp32, the first half may be the last of a row.
-#pragma unroll
-    for (int i = 0; i < E::kBytes / 2; ++i) {
-      tk_load_whole<(E::kBytes > 2)>(
-          words + 4 * i, p + static_cast<long long>(column) * E::kBytes + 16 * i, column + 4 * i < columns);
-    }
   } else {
     tk_load8<E, kWidth>(words, p + static_cast<long long>(column) * E::kBytes, columns - column);
   }
