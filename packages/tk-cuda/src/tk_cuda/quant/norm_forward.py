@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from tk_core.backend import Refused
@@ -203,7 +202,7 @@ class _Key(NamedTuple):
         rstd, mega: whether ``rstd`` and the scale buffer of the fused MoE kernel are written.
     """
 
-    dtype: torch.dtype
+    dtype: Any
     rank: int
     channels: int
     threads: int
@@ -264,7 +263,7 @@ def _build(*key: Any) -> Any:
     batch, rows = T.dynamic("batch"), T.dynamic("rows")
     names = iter(range(100))
 
-    def strided(columns: Any, dtype: str, last: Any = 1) -> Any:
+    def strided(columns: Any, dtype: Any, last: Any = 1) -> Any:
         """A tensor of x's leading dimensions at any strides."""
         leading = (batch, rows) if k.rank == 3 else (rows,)
         strides = tuple(T.dynamic(f"stride_{next(names)}", "int64") for _ in leading)
@@ -304,15 +303,15 @@ def _build(*key: Any) -> Any:
                 T.call_extern(
                     "handle",
                     "tk_norm<TkNormShape>",
-                    T.address_of(x[(*leading, 0)]),
-                    T.address_of(residual[(*leading, 0)]),
-                    T.address_of(weight[0]) if has_weight else T.address_of(x[(*leading, 0)]),
-                    T.address_of(out[(*leading, 0)]),
-                    T.address_of(out_bf16[(*leading, 0)]),
-                    T.address_of(h[(*leading, 0)]),
-                    T.address_of(rstd[leading]) if k.rstd else T.address_of(x[(*leading, 0)]),
-                    T.address_of(sf[(*leading, 0)]),
-                    T.address_of(mega[0, 0]) if k.mega else T.address_of(x[(*leading, 0)]),
+                    T.address_of(x[leading + (0,)]),
+                    T.address_of(residual[leading + (0,)]),
+                    T.address_of(weight[0]) if has_weight else T.address_of(x[leading + (0,)]),
+                    T.address_of(out[leading + (0,)]),
+                    T.address_of(out_bf16[leading + (0,)]),
+                    T.address_of(h[leading + (0,)]),
+                    T.address_of(rstd[leading]) if k.rstd else T.address_of(x[leading + (0,)]),
+                    T.address_of(sf[leading + (0,)]),
+                    T.address_of(mega[0, 0]) if k.mega else T.address_of(x[leading + (0,)]),
                     T.cast(row, "int32"),
                     block_m,
                     eps,
@@ -322,7 +321,7 @@ def _build(*key: Any) -> Any:
                     clamp_min,
                 )
             elif k.group:
-                T.call_extern("handle", "tk_norm_padding<TkNormShape>", T.address_of(sf[(*leading, 0)]), group_stride)
+                T.call_extern("handle", "tk_norm_padding<TkNormShape>", T.address_of(sf[leading + (0,)]), group_stride)
 
     return prim_func(
         norm,

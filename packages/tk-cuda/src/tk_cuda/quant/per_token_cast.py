@@ -133,6 +133,7 @@ def launcher(
         rows = 1 if x.shape[0] * columns <= SMALL else ROWS
     else:
         rows = _row_chunks.chunk_columns(columns, group, packed)
+    result = x if part == "back" else out
     key = Key(
         part,
         x.dtype,
@@ -146,7 +147,7 @@ def launcher(
         groups.sf_kind(x_sf, x_block[1]),
         *x_block,
         access.access_width(x),
-        access.access_width(x if part == "back" else out) if out is not None or part == "back" else 0,
+        access.access_width(result) if result is not None else 0,
         rows,
     )
     builder = _CAST if in_registers else _row_chunks.CHUNKS
