@@ -61,7 +61,7 @@ def vector_cores(device: torch.device) -> int:
     """Vector cores of a device, for the grids of persistent kernels. Results must not depend on it."""
     if device.type == "cpu":
         return EMULATED_CORES
-    return int(torch.npu.get_device_properties(device).vector_core_num)
+    return int(torch.get_device_module(device).get_device_properties(device).vector_core_num)
 
 
 def _plain(value: Any) -> Any:

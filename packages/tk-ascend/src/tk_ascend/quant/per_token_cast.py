@@ -134,7 +134,7 @@ class PerTokenCast:
     def __call__(self, outs: tuple[Tensor, ...], x: Tensor, x_sf: Tensor | None, *rest: Any) -> None:
         fmt, group, _, _, _, round_sf, packed, e4m3_sf, _, clamp_min, *_ = rest
         reason = self.refusal(x, x_sf, *rest)
-        _launch(x, *outs, fmt, group, _mode(round_sf, packed, e4m3_sf), clamp_min, reason)
+        _launch(x, outs[0], outs[1], fmt, group, _mode(round_sf, packed, e4m3_sf), clamp_min, reason)
 
 
 class PerTokenCastWithSfOnly:

@@ -67,9 +67,7 @@ class Maker:
         """Uniform integers in [low, high)."""
         return torch.randint(low, high, tuple(shape), generator=self._generator).to(dtype).to(self.device)
 
-    def magnitudes(
-        self, *shape: int, low: int = -110, high: int = 120, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
+    def magnitudes(self, *shape: int, low: int = -110, high: int = 120, dtype: torch.dtype = torch.float32) -> Tensor:
         """Values of every magnitude: each has an exponent drawn uniformly from [low, high]."""
         exponents = torch.randint(low, high + 1, shape, generator=self._generator).float()
         values = torch.randn(shape, generator=self._generator) * torch.exp2(exponents)

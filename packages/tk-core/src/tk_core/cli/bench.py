@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -51,7 +51,8 @@ def bench(
     for name, reason in machine.missing.items():
         out.print(f"candidate {name} is left out: {reason}", highlight=False)
     if hasattr(target, "prepare"):
-        target.prepare(meta_calls(target, target.recorder(), chosen))
+        optional: Any = target  # prepare and recorder are not part of the contract
+        optional.prepare(meta_calls(target, optional.recorder(), chosen))
     rows: records.Rows = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
