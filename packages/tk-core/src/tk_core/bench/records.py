@@ -95,7 +95,7 @@ def plot(path: pathlib.Path, rows: Rows) -> None:
         axes.legend(loc="lower right")
         axes.set_title(f"{ours[0]['device']}, tk {ours[0]['backend_version']}")
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
 
