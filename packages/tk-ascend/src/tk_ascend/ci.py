@@ -18,6 +18,7 @@ import tempfile
 
 from tk_core.cases import cases_of
 from tk_core.conformance import engine
+from tk_core.conformance.report import new_refusals
 from tk_core.op import OPERATORS
 
 from .backend import BACKEND, EMULATOR
@@ -62,18 +63,6 @@ def adversarial() -> list[str]:
     return problems
 
 
-def grown_refusals(report: pathlib.Path, committed: pathlib.Path) -> list[str]:
-    """Samples that a run refused and the committed report does not."""
-    known = json.loads(committed.read_text())["operators"] if committed.exists() else {}
-    rows = json.loads(report.read_text())["operators"]
-    return [
-        f"{op}: {sample}: {why}"
-        for op, row in rows.items()
-        for sample, why in row["refused"].items()
-        if sample not in known.get(op, {}).get("refused", {})
-    ]
-
-
 def main() -> None:
     """Run the checks."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -92,7 +81,9 @@ def main() -> None:
         if options.accept:
             committed.write_text(report.read_text())
         elif report.exists():
-            problems += [f"refused, and not so in {committed.name}: {r}" for r in grown_refusals(report, committed)]
+            known = json.loads(committed.read_text()) if committed.exists() else {}
+            grown = new_refusals(json.loads(report.read_text()), known)
+            problems += [f"refused, and not so in {committed.name}: {r}" for r in grown]
         if BACKEND.applies() and BACKEND.unavailable() is None:
             code = conformance("ascend", options.level, 1, pathlib.Path(folder) / "device.json")
             problems += [f"the conformance suite on the NPU ended with exit code {code}"] if code else []

@@ -7,7 +7,6 @@ the sign of zero kept, a NaN scale for a block that holds NaN or Inf.
 from typing import Any
 
 INFINITY_BITS = 0x7F800000
-NAN_BITS = 0x7FC00000
 
 
 def bits(T: Any, value: Any) -> Any:
@@ -56,12 +55,6 @@ def exponent(T: Any, sf: Any) -> Any:
     return (bits(T, sf) >> 23) & T.int32(255)
 
 
-def from_ue8m0(T: Any, byte: Any) -> Any:
-    """A UE8M0 byte as fp32: 0 is 2**-127, 255 is NaN."""
-    pattern = T.if_then_else(byte == 0, T.int32(1 << 22), byte << 23)
-    return real(T, T.if_then_else(byte == 255, T.int32(NAN_BITS), pattern))
-
-
 def to_e4m3(T: Any, value: Any) -> Any:
     """Round to e4m3; saturates, and keeps NaN."""
     limited = T.min(T.max(value, T.float32(-448.0)), T.float32(448.0))
@@ -82,34 +75,3 @@ def to_e2m1(T: Any, value: Any) -> Any:
     )
     signed = code | ((bits(T, value) >> 28) & T.int32(8))
     return T.if_then_else(magnitude(T, value) > T.int32(INFINITY_BITS), T.int32(7), signed)
-
-
-def from_e2m1(T: Any, code: Any) -> Any:
-    """An e2m1 code (0 to 15, int32) as fp32."""
-    index = code & T.int32(7)
-    subnormal = T.Cast(T.float32, index) * T.float32(0.5)
-    normal = real(T, ((index >> 1) + T.int32(126)) << 23 | (index & T.int32(1)) << 22)
-    size = T.if_then_else(index < 2, subnormal, normal)
-    return real(T, bits(T, size) | ((code & T.int32(8)) << 28))
-
-
-def load(T: Any, tile: Any, row: Any, column: Any, dtype: str) -> Any:
-    """An element of a tile of any input dtype as fp32; ``column`` is logical."""
-    if dtype == "float32":
-        return tile[row, column]
-    if dtype == "int8":
-        byte = T.Cast(T.int32, tile[row, column // 2])
-        return from_e2m1(T, (byte >> ((column % 2) * 4)) & T.int32(15))
-    return T.Cast(T.float32, tile[row, column])
-
-
-def load_scale(T: Any, sf: Any, row: Any, column: Any, kind: str, block_rows: int, block_columns: int) -> Any:
-    """The scale of an element, from scales in global memory of any layout."""
-    r, c = row // block_rows, column // block_columns
-    if kind == "packed":
-        word = T.Cast(T.int32, sf[r, c // 2])
-        return from_ue8m0(T, (word >> ((c % 2) * 8)) & T.int32(255))
-    if kind == "packed rows":
-        word = T.Cast(T.int32, sf[r // 2, c])
-        return from_ue8m0(T, (word >> ((r % 2) * 8)) & T.int32(255))
-    return sf[r, c] if kind == "float32" else T.Cast(T.float32, T.reinterpret(sf[r, c], "float8_e4m3fn"))

@@ -82,12 +82,7 @@ def _expected(op: str, cases: Cases, point: Point, backend: Backend) -> list[Ten
     arguments = point.make(Maker(device_of(backend), backend.layout))
     with registry.use_backend(registry.ReferenceBackend(backend.layout)):
         returned = public_function(op)(*arguments.args, **arguments.kwargs)
-    return tensors_in(returned) + _written(cases, arguments)
-
-
-def _written(cases: Cases, arguments: Call) -> list[Tensor]:
-    """What a call wrote into its arguments."""
-    return tensors_in([arguments.kwargs.get(i) if isinstance(i, str) else arguments.args[i] for i in cases.inplace])
+    return tensors_in(returned) + cases.written(arguments)
 
 
 def _verdict(cases: Cases, expected: list[Tensor], got: list[Tensor]) -> str:
@@ -162,7 +157,7 @@ class Bench:
             calls.append(call)
         candidate = Candidate(source.NAME, source.version(), lambda kind: getattr(self.clock, kind)(calls))
         try:
-            got = tensors_in(calls[0]()) + _written(cases, makers[0])
+            got = tensors_in(calls[0]()) + cases.written(makers[0])
         except Exception as error:  # a candidate that cannot run this point is a row with its reason
             candidate.error = _first_line(error)
         else:

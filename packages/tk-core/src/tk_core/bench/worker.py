@@ -119,9 +119,7 @@ class _Server:
         for seed in range(sets):
             arguments = chosen.make(Maker(self.device, kind, seed))
             if seed == 0:
-                self.written = tensors_in(
-                    [arguments.kwargs.get(i) if isinstance(i, str) else arguments.args[i] for i in cases.inplace]
-                )
+                self.written = cases.written(arguments)
             call = self.adapter.bind(op, arguments, kind, self.device)
             if call is None:
                 return False

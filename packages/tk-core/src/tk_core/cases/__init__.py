@@ -181,6 +181,10 @@ class Cases:
     unspecified: Callable[[Call, list[Tensor]], None] | None = None
     inplace: Sequence[str | int] = field(default=())
 
+    def written(self, arguments: Call) -> list[Tensor]:
+        """The argument tensors that a call writes."""
+        return tensors_in([arguments.kwargs.get(i) if isinstance(i, str) else arguments.args[i] for i in self.inplace])
+
 
 def cases_of(op: str) -> Cases | None:
     """The cases of an operator, or None where it has none."""

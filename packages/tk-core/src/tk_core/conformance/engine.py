@@ -56,8 +56,7 @@ def _synchronize(device: torch.device) -> None:
 
 def _results(cases: Cases, arguments: Call, returned: Any) -> list[Tensor]:
     """Everything that a call computes: what it returned, then what it wrote in place."""
-    written = [arguments.kwargs.get(i) if isinstance(i, str) else arguments.args[i] for i in cases.inplace]
-    results = tensors_in(returned) + tensors_in(written)
+    results = tensors_in(returned) + cases.written(arguments)
     if cases.unspecified is not None:
         results = [r.clone() if r.is_contiguous() else _clone_strided(r) for r in results]
         cases.unspecified(arguments, results)

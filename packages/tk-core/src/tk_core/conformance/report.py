@@ -77,13 +77,12 @@ def shipped(backend: Backend) -> dict[str, Any] | None:
     return json.loads(file.read_text()) if file.is_file() else None
 
 
-def new_refusals(outcomes: list[Outcome], committed: dict[str, Any]) -> list[str]:
-    """Refusals of a run that the committed report does not list."""
+def new_refusals(document: dict[str, Any], committed: dict[str, Any]) -> list[str]:
+    """Refusals of a run's report that the committed report does not list."""
     known = committed.get("operators", {})
-    rows = summary(outcomes)
     return [
         f"{op}: {sample}: {why}"
-        for op, row in rows.items()
+        for op, row in document["operators"].items()
         for sample, why in row["refused"].items()
         if sample not in known.get(op, {}).get("refused", {})
     ]
