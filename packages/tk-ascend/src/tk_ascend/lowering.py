@@ -100,7 +100,7 @@ def _lower(function: Any) -> Lowered:
     with tvm.transform.PassContext(opt_level=3), target:
         artifact = tilelang.lower(function, target=target, enable_host_codegen=False, enable_device_compile=False)
     params = tuple(_param(function, var) for var in function.params)
-    launches = tuple(_launches(artifact.host_mod))
+    launches = tuple(_launches(artifact.host_mod, _launch_parameters(artifact.device_mod)))
     if not launches:
         raise ValueError(f"{function.attrs['global_symbol']}: the lowered function launches no kernel")
     return Lowered(str(function.attrs["global_symbol"]), artifact.kernel_source, params, launches)
@@ -114,7 +114,12 @@ def _param(function: Any, var: Any) -> Param:
     return Param(str(buffer.data.name), str(buffer.dtype), tuple(_expression(s) for s in buffer.shape), strides)
 
 
-def _launches(module: Any) -> list[Launch]:
+def _launch_parameters(module: Any) -> dict[str, int]:
+    """How many values follow the arguments in a call of each kernel: blocks, then bytes of UB where it uses any."""
+    return {str(var.name_hint): len(f.attrs["tirx.kernel_launch_params"]) for var, f in module.functions.items()}
+
+
+def _launches(module: Any, parameters: dict[str, int]) -> list[Launch]:
     """The kernel calls of the host function, in program order, with the conditions around them."""
     from tilelang import tvm
 
@@ -134,7 +139,7 @@ def _launches(module: Any) -> list[Launch]:
         elif isinstance(node, tirx.Evaluate):
             call = node.value
             if isinstance(call, tirx.Call) and str(call.op.name).endswith("call_packed"):
-                launches.extend(_launch(call, conditions, bindings))
+                launches.extend(_launch(call, conditions, bindings, parameters))
         elif hasattr(node, "body"):
             visit(node.body, conditions, bindings)
 
@@ -143,14 +148,17 @@ def _launches(module: Any) -> list[Launch]:
     return [launch for launch in launches if launch.kernel not in kernels]
 
 
-def _launch(call: Any, conditions: tuple[str, ...], bindings: dict[str, str]) -> list[Launch]:
+def _launch(
+    call: Any, conditions: tuple[str, ...], bindings: dict[str, str], parameters: dict[str, int]
+) -> list[Launch]:
     name = str(call.args[0].value)
     if name.startswith("__tvm"):
         return []
-    # Arguments of the kernel, then blocks, then bytes of dynamic UB.
-    *arguments, grid, ub_bytes = (_expression(a, bindings) for a in call.args[1:])
+    values = [_expression(a, bindings) for a in call.args[1:]]
+    first = len(values) - parameters.get(name, 0)
+    grid, ub_bytes = (*values[first:], 0)[:2]
     condition = " and ".join(f"({c})" for c in conditions) or "True"
-    return [Launch(name, tuple(str(a) for a in arguments), str(grid), int(ub_bytes), condition)]
+    return [Launch(name, tuple(str(a) for a in values[:first]), str(grid), int(ub_bytes), condition)]
 
 
 _BINARY = {

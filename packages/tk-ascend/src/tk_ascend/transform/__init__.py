@@ -1,0 +1,1 @@
+"""Ascend kernels of transpositions and rotary embedding."""
