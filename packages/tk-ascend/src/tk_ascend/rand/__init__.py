@@ -1,0 +1,1 @@
+"""Ascend kernels of random numbers."""
