@@ -174,15 +174,16 @@ def test_a_missing_tensor_is_an_error_not_a_crash(bad):
 
 
 def test_a_repeated_signature_skips_checks_but_not_differences(monkeypatch):
-    monkeypatch.setattr(op, "_remember_on_cpu", True)
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
     monkeypatch.setattr(CAST, "_plans", {})
     calls = []
     check = CAST.check
     monkeypatch.setattr(CAST, "check", lambda *a: calls.append(a) or check(*a))
     x = torch.randn(3, 256)
     first = per_token_cast(x, "e4m3", 128)
+    per_token_cast(x, "e4m3", 128)  # the second call makes the plan
     again = per_token_cast(x, "e4m3", 128)
-    assert len(calls) == 1
+    assert len(calls) == 2
     assert torch.equal(first.sf, again.sf)
     wide = torch.randn(3, 512)[:, :256]
     assert torch.equal(per_token_cast(wide, "e4m3", 128).sf, per_token_cast(wide.clone(), "e4m3", 128).sf)
@@ -193,14 +194,66 @@ def test_a_repeated_signature_skips_checks_but_not_differences(monkeypatch):
 
 
 def test_a_plan_belongs_to_the_selection_that_made_it(monkeypatch):
-    monkeypatch.setattr(op, "_remember_on_cpu", True)
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
     monkeypatch.setattr(CAST, "_plans", {})
     from tk_core.backend import Layout
     from tk_core.registry import ReferenceBackend
 
     x = torch.randn(3, 256)
     arguments = ("e4m3", 32, None, True, True, True)
+    for _ in range(3):
+        assert per_token_cast(x, *arguments).sf.dtype == torch.int32
+        with tk_core.use_backend(ReferenceBackend(Layout(2, 0))):
+            assert per_token_cast(x, *arguments).sf.dtype == torch.int16
     assert per_token_cast(x, *arguments).sf.dtype == torch.int32
-    with tk_core.use_backend(ReferenceBackend(Layout(2, 0))):
-        assert per_token_cast(x, *arguments).sf.dtype == torch.int16
-    assert per_token_cast(x, *arguments).sf.dtype == torch.int32
+
+
+def test_what_a_backend_binds_runs_from_the_third_call_on_and_is_counted(monkeypatch):
+    from tk_core import registry
+
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
+    monkeypatch.setattr(CAST, "_plans", {})
+    runs = []
+
+    class Binding(registry.ReferenceBackend):
+        def bind(self, kernel, outs, args):
+            kernel(outs, *args)
+            return lambda outs, args: (runs.append(args), kernel(outs, *args))[1]
+
+    x = torch.randn(3, 256)
+    with tk_core.use_backend(Binding()), registry.count_calls() as counted:
+        for _ in range(5):
+            assert torch.equal(per_token_cast(x, "e4m3", 128).sf, CAST.run((*_arguments(x),))[1])
+        assert len(runs) == 3
+        assert sum(counted.values()) == 10
+        with op.allocator(lambda spec, like: spec.empty(like).fill_(0)):  # buffers of unknown alignment
+            per_token_cast(x, "e4m3", 128)
+        assert len(runs) == 3
+        tk_core.config.set_num_sms(3)
+        tk_core.config.reset_runtime_config()
+        per_token_cast(x, "e4m3", 128)
+        assert len(runs) == 3
+
+
+def _arguments(x):
+    return (x, None, "e4m3", 128, 0, 0, False, False, False, False, False, 1e-4, 4, 16)
+
+
+def test_a_planned_call_with_arguments_in_place_checks_overlaps_and_bumps_versions(monkeypatch):
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
+    query, cache = torch.randn(2, 3, 4), torch.randn(8, 4)
+    for _ in range(3):
+        key = torch.randn(2, 3, 4)
+        before = key._version
+        tk_core.transform.apply_rotary(query, cache, key)
+        assert key._version > before
+    both = torch.randn(2, 4, 4)
+    with pytest.raises(InvalidArgumentError, match="overlap"):
+        tk_core.transform.apply_rotary(both[:, :3], cache, both[:, 1:])
+
+
+def test_an_argument_that_cannot_be_hashed_is_named(monkeypatch):
+    with pytest.raises((InvalidArgumentError, InvalidDtypeError), match="fmt"):
+        per_token_cast(torch.randn(2, 128), ["e4m3"], 128)
+    with pytest.raises((InvalidArgumentError, InvalidDtypeError), match="num_per_channels"):
+        per_token_cast(torch.randn(2, 128), "e4m3", [128])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +17,10 @@ from torch import Tensor
 
 CONTRACT = (1, 0)
 """Version of this contract. A backend's major must be equal and its minor at most ours."""
+
+
+Launch = Callable[[tuple[Tensor, ...], tuple[Any, ...]], None]
+"""Fills results from the arguments of a call: ``launch(outs, args)``."""
 
 
 class Layout(NamedTuple):
@@ -56,7 +61,12 @@ class Kernel(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """A set of kernels for one device type."""
+    """A set of kernels for one device type.
+
+    A backend may also have ``bind(kernel, outs, args) -> Launch | None``: it runs the kernel, and returns what runs
+    further calls that have the same signature (shapes, strides, dtypes, devices, addresses modulo 16 bytes, and equal
+    other arguments), so that whatever the kernel decides from those is decided once. None: nothing can be kept.
+    """
 
     name: str
     device_type: str

@@ -48,6 +48,7 @@ def set_pdl(use_pdl: bool) -> None:
     """
     global _pdl
     _pdl = _bool("set_pdl", "use_pdl", use_pdl)
+    _forget_plans()
 
 
 def get_pdl() -> bool:
@@ -68,6 +69,7 @@ def set_num_sms(num_sms: int) -> None:
     global _num_sms
     checks.at_least("set_num_sms", "num_sms", num_sms, 0)
     _num_sms = num_sms
+    _forget_plans()
 
 
 def get_num_sms() -> int:
@@ -100,6 +102,14 @@ def reset_runtime_config() -> None:
     global _token_alignment, _pdl, _num_sms, _deterministic
     _token_alignment, _pdl, _num_sms, _deterministic = _TOKEN_ALIGNMENT, False, 0, True
     reset_amax_clamp_for_quant()
+    _forget_plans()
+
+
+def _forget_plans() -> None:
+    """Launch settings are no part of a call's signature."""
+    from .op import forget_plans
+
+    forget_plans()
 
 
 def _bool(op: str, name: str, value: Any) -> bool:

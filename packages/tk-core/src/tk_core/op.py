@@ -14,13 +14,13 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import checks, registry
+from . import checks, plans, registry
 from .errors import DefinitionError, InvalidArgumentError, InvalidDtypeError
 from .formats import TensorSpec
 
@@ -43,11 +43,11 @@ _short_cut = (
     and _function_mode is not None
     and _functorch_level is not None
 )
-_allocate: Callable[[TensorSpec, Tensor], Tensor] = TensorSpec.empty
+_allocate: Callable[[TensorSpec, Tensor], Tensor] | None = None
+"""What allocates results instead of ``TensorSpec.empty``, if anything."""
 
-# Calls that repeat the shapes, strides, dtypes and flags of an earlier one skip check and outputs (8 us to 2 us of host
-# time). Not where checks look at values: on a CPU, and with TK_VALIDATE=1.
-_remember_on_cpu = False
+# Calls are planned where checks look at no values: not on a CPU, and not with TK_VALIDATE=1.
+_plan_on_cpu = False
 _VALIDATE = os.environ.get("TK_VALIDATE") == "1"
 _MOST_PLANS = 4096
 
@@ -76,36 +76,19 @@ def allocator(allocate: Callable[[TensorSpec, Tensor], Tensor]) -> Iterator[None
 
 def new_result(spec: TensorSpec, like: Tensor) -> Tensor:
     """Allocate a result that an operator writes as an optional argument, where results of operators are allocated."""
-    return _allocate(spec, like)
+    return spec.empty(like) if _allocate is None else _allocate(spec, like)
+
+
+def forget_plans() -> None:
+    """Plan every call anew, after a change of a setting that backends read when they launch."""
+    for operator in OPERATORS.values():
+        operator.forget_plans()
 
 
 def _library(family: str) -> torch.library.Library:
     if family not in _libraries:
         _libraries[family] = torch.library.Library(f"tk_{family}", "DEF")
     return _libraries[family]
-
-
-class _Plan(NamedTuple):
-    """What a call of known shapes needs: the kernel, the specs of its results, and whether there is anything to do."""
-
-    launch: registry.Launch
-    specs: tuple[TensorSpec, ...]
-    work: bool
-
-
-def _signature(tensors: tuple[tuple[int, bool], ...], count: int) -> Callable[..., tuple[Any, ...] | None]:
-    """A function of an operator's arguments: everything that check and outputs may depend on, as a key of a dict.
-
-    It is None where a tensor argument is not a plain tensor. Written out for each operator, since a loop would cost
-    more than it saves.
-    """
-    names = [f"a{i}" for i in range(count)]
-    plain = [f"(type(a{i}) is Tensor or type(a{i}) is Parameter or a{i} is None)" for i, _ in tensors]
-    for i, _ in tensors:
-        names[i] = f"None if a{i} is None else (a{i}.shape, a{i}.stride(), a{i}.dtype, a{i}.device)"
-    parameters = ", ".join(f"a{i}" for i in range(count))
-    source = f"lambda {parameters}: ({', '.join(names)},) if {' and '.join(plain)} else None"
-    return eval(source, {"Tensor": Tensor, "Parameter": Parameter})
 
 
 class Operator:
@@ -151,9 +134,9 @@ class Operator:
         self._single = len(parsed.returns) == 1 and str(parsed.returns[0].type) == "Tensor"
         self._list = len(parsed.returns) == 1 and not self._single
         self._check_signatures()
-        lists = any("List[" in str(a.type) for a in parsed.arguments)  # not keys of a dict
-        self._signature = None if lists else _signature(self._tensors, len(self.parameters))
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        kinds = tuple(_kind(str(a.type)) for a in parsed.arguments)
+        self._signature = None if "tensors" in kinds else plans.signature_of(kinds)
+        self._plans: dict[tuple[Any, ...], plans.Plan | None] = {}
         self._register(schema)
         if name in OPERATORS:
             raise DefinitionError(f"operator {name} is defined twice")
@@ -212,36 +195,65 @@ class Operator:
                 if signature is not None:
                     if self.gradient is not None:
                         self._refuse_gradient(args)
-                    return self._result(self._run_known(signature, args))
+                    try:
+                        plan = self._plans.get(signature)
+                    except TypeError:  # an argument that cannot be a key is of a wrong type: the check says which
+                        return self._result(self.run(args))
+                    if plan is None or _allocate is not None:
+                        return self._result(self._run_unplanned(signature, args))
+                    return self._result(self._run_planned(plan, args))
         return self.overload(*args)
 
-    def _run_known(self, signature: tuple[Any, ...], args: tuple[Any, ...]) -> Outs:
-        """``run``, with the plan of an earlier call of the same signature where there is one."""
-        key = (signature, registry.selection())
-        plan = self._plans.get(key)
-        if plan is None:
-            outs = self.run(args)
-            self._remember(key, args, outs)
-            return outs
-        if self.mutated or self.empty is not None:  # overlaps and values are not part of a signature
+    def _run_planned(self, plan: plans.Plan, args: tuple[Any, ...]) -> Outs:
+        """``run`` for a signature that was met before."""
+        if plan.in_place and self._may_overlap(args):
             self.check(*args)
-        like = args[self._tensors[0][0]]
-        outs = tuple([_allocate(spec, like) for spec in plan.specs])
-        if plan.work if self.empty is None else self._has_work(outs, args):
+        outs = tuple([new() for new in plan.results])
+        if plan.launch is not None:
             plan.launch(outs, args)
-        for i in self.mutated:
-            if args[i] is not None:
-                torch.autograd.graph.increment_version(args[i])
+            if plan.server is not None:
+                registry.count(self, plan.server)
+        if plan.in_place:
+            self._bump_versions(args)
         return outs
 
-    def _remember(self, key: tuple[Any, ...], args: tuple[Any, ...], outs: Outs) -> None:
+    def _may_overlap(self, args: tuple[Any, ...]) -> bool:
+        storages = [args[i].untyped_storage()._cdata for i, _ in self._tensors if args[i] is not None]
+        return len(set(storages)) < len(storages)
+
+    def _run_unplanned(self, signature: tuple[Any, ...], args: tuple[Any, ...]) -> Outs:
+        """``run``, which plans the calls that follow when the signature comes a second time."""
         like = args[self._tensors[0][0]]
-        if not isinstance(like, Tensor) or like.is_meta or _VALIDATE or (like.is_cpu and not _remember_on_cpu):
-            return
-        if len(self._plans) >= _MOST_PLANS:
-            self._plans.clear()
-        launch = registry.launcher(self, like.device.type)
-        self._plans[key] = _Plan(launch, self.outputs(*args), self._has_work(outs, args))
+        if (
+            _allocate is not None
+            or not isinstance(like, Tensor)
+            or like.is_meta
+            or _VALIDATE
+            or (like.is_cpu and not _plan_on_cpu)
+        ):
+            return self.run(args)
+        if signature not in self._plans:
+            outs = self.run(args)
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[signature] = plans.SEEN
+            return outs
+        bound: tuple[registry.Launch | None, str | None] = (None, None)
+
+        def bind(outs: Outs, args: tuple[Any, ...]) -> None:
+            nonlocal bound
+            bound = registry.service(self, like.device.type).bind(outs, args)
+
+        outs = self.run(args, launch=bind)
+        if bound[0] is not None or self.empty is None:
+            results = tuple(plans.new_like(spec, like) for spec in self.outputs(*args))
+            in_place = any(args[i] is not None for i in self.mutated)
+            self._plans[signature] = plans.Plan(results, *bound, in_place)
+        return outs
+
+    def forget_plans(self) -> None:
+        """Plan every call anew."""
+        self._plans.clear()
 
     def into(self, outs: Sequence[Tensor | None], *args: Any) -> Outs:
         """Run into the caller's buffers; None stands for a new one.
@@ -251,7 +263,7 @@ class Operator:
         """
         specs = self._checked_specs(args)
         like = self._like(args)
-        full = tuple(_allocate(spec, like) if out is None else out for out, spec in zip(outs, specs))
+        full = tuple(new_result(spec, like) if out is None else out for out, spec in zip(outs, specs))
         if not torch.compiler.is_compiling() and self._plain((*args, *full), every=True):
             self.run(args, full)
         elif self.out_overload is not None:
@@ -307,24 +319,27 @@ class Operator:
 
     # ------------------------------------------------------------------ the body
 
-    def run(self, args: tuple[Any, ...], outs: Outs | None = None) -> Outs:
+    def run(self, args: tuple[Any, ...], outs: Outs | None = None, launch: registry.Launch | None = None) -> Outs:
         """Check, allocate (or check ``outs``), launch on the backend that serves the device. Both paths end here."""
         like = self._like(args)
-        launch = (
-            registry.launcher(self, like.device.type) if not like.is_meta or registry.selects_meta() else _no_launch
-        )
+        if launch is None:
+            meta = like.is_meta and not registry.selects_meta()
+            launch = _no_launch if meta else registry.service(self, like.device.type).launch
         self.check(*args)
         specs = self.outputs(*args)
         if outs is None:
-            outs = tuple(_allocate(spec, like) for spec in specs)
+            outs = tuple(new_result(spec, like) for spec in specs)
         else:
             self._check_outs(outs, specs, like)
         if self._has_work(outs, args):
             launch(outs, args)
+        self._bump_versions(args)
+        return outs
+
+    def _bump_versions(self, args: tuple[Any, ...]) -> None:
         for i in self.mutated:
             if args[i] is not None:
                 torch.autograd.graph.increment_version(args[i])
-        return outs
 
     def _has_work(self, outs: Outs, args: tuple[Any, ...]) -> bool:
         if self.empty is not None and self.empty(outs, *args):
@@ -391,6 +406,13 @@ class Operator:
         if self._list:
             return list(outs)
         return outs if outs else None
+
+
+def _kind(schema_type: str) -> str:
+    """How an argument enters a signature: ``tensor``, ``tensors``, ``list`` (of numbers) or ``value``."""
+    if "Tensor" in schema_type:
+        return "tensors" if "List[" in schema_type else "tensor"
+    return "list" if "List[" in schema_type else "value"
 
 
 def _no_launch(outs: Outs, args: tuple[Any, ...]) -> None:

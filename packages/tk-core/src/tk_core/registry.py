@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .backend import CONTRACT, Backend, Kernel, Layout, Refused, locate
+from .backend import CONTRACT, Backend, Kernel, Launch, Layout, Refused, locate
 from .errors import AmbiguousBackendError, NoBackendError, UnsupportedError
 from .formats import whole_storage
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .op import Operator
 
 ENTRY_POINTS = "tk.backends"
-Launch = Callable[[tuple[Tensor, ...], tuple[Any, ...]], None]
 Fallback = Literal["error", "reference"]
 
 _INSTALL = {"cuda": "pip install 'tk-core[cuda]'", "npu": "pip install 'tk-core[ascend]'"}
@@ -108,7 +107,7 @@ _default_fallback: Fallback = "error"
 _selection: ContextVar[Selection | None] = ContextVar("tk_selection", default=None)
 _selections: dict[tuple[Any, ...], Selection] = {}
 _MOST_SELECTIONS = 256
-_slots: dict[tuple[str, str, Selection | None], Launch] = {}
+_services: dict[tuple[str, str, Selection | None], Service] = {}
 _fallbacks: Counter[tuple[str, str]] = Counter()
 _calls: Counter[tuple[str, str]] = Counter()
 _counting = False
@@ -150,7 +149,7 @@ def _load(entry: importlib.metadata.EntryPoint) -> Backend | Rejected:
 def load() -> None:
     """Discover the installed backends. Called when tk_core is imported; calling it again starts afresh."""
     with _lock:
-        for table in (_found, _installed, _rejected, _defaults, _slots):
+        for table in (_found, _installed, _rejected, _defaults, _services):
             table.clear()
         wanted = [n.strip() for n in os.environ.get("TK_BACKENDS", "").split(",") if n.strip()]
         reference = ReferenceBackend()
@@ -255,53 +254,92 @@ def kernel_of(backend: Backend, operator: Operator) -> tuple[Kernel | None, str]
     return kernel, ""
 
 
-def launcher(operator: Operator, device_type: str) -> Launch:
-    """The function that runs an operator on a device type under the current selection."""
-    key = (operator.name, device_type, _selection.get())
-    launch = _slots.get(key)
-    if launch is None:
-        with _lock:
-            launch = _slots[key] = _resolve(operator, device_type)
-    return launch
+class Service:
+    """An operator on a device type under a selection: the kernels that may serve it, in order.
 
+    Args:
+        operator: which one.
+        device_type: where its tensors live.
+    """
 
-def _resolve(operator: Operator, device_type: str) -> Launch:
-    selection = _selection.get()
-    fallback = selection.fallback if selection is not None else _default_fallback
-    candidates: list[tuple[Backend, Kernel]] = []
-    reasons: list[str] = []
-    for backend in _claimants(device_type):
-        kernel, reason = kernel_of(backend, operator)
-        if kernel is None:
-            reasons.append(f"{backend.name}: {reason}")
-        else:
-            candidates.append((backend, kernel))
-    reference = None
-    if fallback == "reference":
-        reference = kernel_of(_found["reference"], operator)[0]
+    def __init__(self, operator: Operator, device_type: str) -> None:
+        selection = _selection.get()
+        fallback = selection.fallback if selection is not None else _default_fallback
+        self.operator = operator
+        self.candidates: list[tuple[Backend, Kernel]] = []
+        self.reasons: list[str] = []
+        for backend in _claimants(device_type):
+            kernel, reason = kernel_of(backend, operator)
+            if kernel is None:
+                self.reasons.append(f"{backend.name}: {reason}")
+            else:
+                self.candidates.append((backend, kernel))
+        self.reference = kernel_of(_found["reference"], operator)[0] if fallback == "reference" else None
 
-    def launch(outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> None:
-        refused = reasons
-        for backend, kernel in candidates:
-            try:
+    def launch(self, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> None:
+        """Run a call on the first kernel that can."""
+        self._serve(outs, args, _run)
+
+    def bind(self, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> tuple[Launch, str | None]:
+        """Run a call like ``launch``.
+
+        Returns:
+            What runs further calls of the same signature, and the name of the backend that they count for; None where
+            the function counts its calls itself.
+        """
+        bound: tuple[Launch, str | None] = (self.launch, None)
+
+        def run(backend: Backend, kernel: Kernel, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> None:
+            nonlocal bound
+            bind = getattr(backend, "bind", None)
+            if bind is None:
                 kernel(outs, *args)
+            else:
+                launch = bind(kernel, outs, args)
+                if launch is not None:
+                    bound = (launch, backend.name)
+
+        self._serve(outs, args, run)
+        return bound
+
+    def _serve(self, outs: tuple[Tensor, ...], args: tuple[Any, ...], run: Callable[..., None]) -> None:
+        operator, refused = self.operator, self.reasons
+        for backend, kernel in self.candidates:
+            try:
+                run(backend, kernel, outs, args)
             except Refused as refusal:
                 refused = [*refused, f"{backend.name}: {refusal}"]
             else:
-                if _counting:
-                    _calls[operator.name, backend.name] += 1
+                count(operator, backend.name)
                 return
-        if reference is None:
+        if self.reference is None:
             raise UnsupportedError(_unsupported(operator, args, refused))
         reason = "; ".join(refused)
         if (operator.name, reason) not in _fallbacks:
             warnings.warn(f"{operator.name} runs on the PyTorch reference: {reason}", RuntimeWarning, stacklevel=2)
         _fallbacks[operator.name, reason] += 1
-        reference(outs, *args)
-        if _counting:
-            _calls[operator.name, "reference"] += 1
+        self.reference(outs, *args)
+        count(operator, "reference")
 
-    return launch
+
+def _run(backend: Backend, kernel: Kernel, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> None:
+    kernel(outs, *args)
+
+
+def service(operator: Operator, device_type: str) -> Service:
+    """Who runs an operator on a device type under the current selection."""
+    key = (operator.name, device_type, _selection.get())
+    found = _services.get(key)
+    if found is None:
+        with _lock:
+            found = _services[key] = Service(operator, device_type)
+    return found
+
+
+def count(operator: Operator, server: str) -> None:
+    """Note that a backend ran a call, within ``count_calls``."""
+    if _counting:
+        _calls[operator.name, server] += 1
 
 
 def _describe(value: Any) -> str:
@@ -350,7 +388,7 @@ def _interned(chosen: tuple[Backend, ...], fallback: Fallback) -> Selection:
     if found is None:
         if len(_selections) >= _MOST_SELECTIONS:
             _selections.clear()
-            _slots.clear()
+            _services.clear()
         found = _selections[key] = Selection(chosen or None, fallback)
     return found
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from tk_core.backend import CONTRACT, Kernel, Layout, locate
 
 if TYPE_CHECKING:
+    from tk_core.backend import Launch
+
     from .precompile import Progress
 
 OLDEST = (8, 0)
@@ -49,6 +52,12 @@ class CudaBackend:
     def kernel(self, op: str) -> Kernel | None:
         found = locate("tk_cuda", op, "KERNELS")
         return None if found is None else found[1]
+
+    def bind(self, kernel: Kernel, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> Launch | None:
+        """Run a kernel; returns what runs it again for other tensors of the same signature."""
+        from . import binding
+
+        return binding.bind(kernel, outs, args)
 
     def recorder(self) -> CudaBackend:
         """A backend for meta tensors: calls note the kernels that they need (``precompile``)."""

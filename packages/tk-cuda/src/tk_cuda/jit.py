@@ -103,6 +103,32 @@ def _recorder() -> _Recording:
     return found
 
 
+_launches: ContextVar[Callable[[Launcher, tuple[Any, ...]], None] | None] = ContextVar("tk_cuda_launches", default=None)
+
+
+@contextlib.contextmanager
+def noting(note: Callable[[Launcher, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Within the scope, ``note(launcher, arguments)`` is told of each launch before it happens."""
+    token = _launches.set(note)
+    try:
+        yield
+    finally:
+        _launches.reset(token)
+
+
+def _noted(launcher: Launcher, run: Launcher) -> Launcher:
+    """``run``, which launches ``launcher`` once, told to whoever listens."""
+    note = _launches.get()
+    if note is None:
+        return run
+
+    def launch(*args: Any) -> None:
+        note(launcher, args)
+        run(*args)
+
+    return launch
+
+
 class Builder:
     """A TileLang function that is specialized by key.
 
@@ -139,7 +165,8 @@ class Builder:
 
     def get(self, key: Key, device: torch.device) -> Launcher | None:
         """The launcher of a key that this process has used on a device before, else None."""
-        return self._launchers.get((device, key))
+        launcher = self._launchers.get((device, key))
+        return launcher if launcher is None else _noted(launcher, launcher)
 
     def compile(self, key: Key, device: torch.device) -> Launcher:
         """Load or compile the launcher of a key.
@@ -153,7 +180,7 @@ class Builder:
             found.jobs[Job(self, plain_key(key), found.arch)] = None
             return _no_launch
         with _lock:
-            launcher = self._launchers.get((device, key))
+            launcher = self.get(key, device)
             if launcher is not None:
                 return launcher
             if (device, key) in self._absent:
@@ -166,7 +193,7 @@ class Builder:
             if torch.cuda.device_count() > 1:
                 function = _on_device(function, device)
             self._launchers[device, key] = function
-            return _first_call(function)
+            return _noted(function, _first_call(function))
 
     def identity(self, key: Key, arch: str) -> dict[str, Any]:
         """Everything that decides the machine code of a plain key, except the CUDA toolkit."""

@@ -117,6 +117,8 @@ class Check:
             self.problems += [f"a second run differs: {p}" for p in mismatches(actual, again, _EXACT)]
             through_op = self._poisoned(0xFF, short_cut=False)
             self.problems += [f"through torch.ops: {p}" for p in mismatches(actual, through_op, _EXACT)]
+            if self.device.type != "cpu":
+                self.problems += [f"repeated: {p}" for p in mismatches(actual, self._repeated(), _EXACT)]
             if self.deep and not self.problems:
                 self._compiled(actual)
                 self._opcheck(actual)
@@ -141,6 +143,18 @@ class Check:
                 self.problems.append(f"input tensor {i} was modified")
         if any(t.requires_grad for t in tensors_in(returned)):
             self.problems.append("a result requires grad")
+        return _results(self.cases, arguments, returned)
+
+    def _repeated(self) -> list[Tensor]:
+        """Results of the call that runs on a plan, for other tensors than those that the plan was made with."""
+        earlier = [self.arguments() for _ in range(2)]  # the second makes the plan
+        for arguments in earlier:
+            self.function(*arguments.args, **arguments.kwargs)
+        arguments = self.arguments()
+        for t in tensors_in([v for a in earlier for v in (*a.args, *a.kwargs.values())]):
+            t.zero_()
+        returned = self.function(*arguments.args, **arguments.kwargs)
+        _synchronize(self.device)
         return _results(self.cases, arguments, returned)
 
     def _read_only(self, arguments: Call) -> list[Tensor]:

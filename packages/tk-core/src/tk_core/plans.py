@@ -1,0 +1,82 @@
+"""Plans: what an eager call leaves out when it repeats an earlier one in everything but addresses and values.
+
+Its signature, see :func:`signature_of`, decides what the checks say, what the results look like and which kernel runs,
+so a plan keeps the outcome of all three: 20 us of host time become 2. Where checks look at values nothing is planned.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from . import registry
+from .formats import TensorSpec
+
+Signature = Callable[..., "tuple[Any, ...] | None"]
+
+ALIGNMENT = 16
+"""Bytes. A signature holds addresses modulo this, since the accesses of a kernel may depend on them."""
+
+SEEN: Any = None
+"""Stands for the plan of a signature that was met once: only the second call pays for making a plan."""
+
+
+class Plan(NamedTuple):
+    """What a call of a known signature does.
+
+    Attributes:
+        results: allocate the results, one function each.
+        launch: fills them; None where there is nothing to do.
+        server: the backend to count the call for, where ``launch`` does not count it itself.
+        in_place: whether arguments are written in place; that they overlap others shows in no signature.
+    """
+
+    results: tuple[Callable[[], Tensor], ...]
+    launch: registry.Launch | None
+    server: str | None
+    in_place: bool
+
+
+def signature_of(kinds: tuple[str, ...]) -> Signature:
+    """A function of an operator's arguments: all that its checks, results and kernels may depend on, as a key.
+
+    Args:
+        kinds: of each argument: ``tensor``, ``list`` (of numbers) or ``value``.
+
+    Returns:
+        The function; its result is None where a tensor argument is not a plain tensor. It is generated for each
+        operator, since a loop over the arguments would cost more than a plan saves.
+    """
+    parameters = [f"a{i}" for i in range(len(kinds))]
+    plain = ["True"]
+    parts = ["selected()"]
+    for a, kind in zip(parameters, kinds):
+        if kind == "tensor":
+            plain.append(f"(type({a}) is Tensor or {a} is None or type({a}) is Parameter)")
+            facts = f"{a}.shape, {a}.stride(), {a}.dtype, {a}.device, {a}.data_ptr() % {ALIGNMENT}"
+            parts.append(f"None if {a} is None else ({facts})")
+        else:
+            parts.append(f"tuple({a})" if kind == "list" else a)
+    source = f"lambda {', '.join(parameters)}: ({', '.join(parts)}) if {' and '.join(plain)} else None"
+    return eval(source, {"Tensor": Tensor, "Parameter": Parameter, "selected": registry.selection})
+
+
+def new_like(spec: TensorSpec, like: Tensor) -> Callable[[], Tensor]:
+    """``spec.empty(like)`` for repeated use: ``empty_like`` of a tensor of one element costs half of ``new_empty``."""
+    shape, stride, storage = spec.shape, spec.stride, spec.storage
+    if stride is None:
+        return functools.partial(torch.empty_like, _prototype(shape, spec.dtype, like))
+    if storage is None or storage == math.prod(shape):
+        return functools.partial(torch.empty_strided, shape, stride, dtype=spec.dtype, device=like.device)
+    whole = functools.partial(torch.empty_like, _prototype((storage,), spec.dtype, like))
+    return lambda: torch.as_strided(whole(), shape, stride)
+
+
+def _prototype(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
+    return torch.empty((), dtype=dtype, device=like.device).expand(shape)
