@@ -69,7 +69,24 @@ def markdown(rows: Rows) -> str:
             f"| {row['op']} | {row['point']} | {row['device_us'][0]:.2f} | {row['share_of_copy']:.0%} | "
             f"{row['cold_us'][0]:.1f} | {row['host_us'][0]:.1f} | {name} | {time} | {ratio} |"
         )
-    return "\n".join(lines) + "\n"
+    calls = first_calls(rows)
+    return "\n".join([*lines, *(["", *calls] if calls else [])]) + "\n"
+
+
+def first_calls(rows: Rows) -> list[str]:
+    """A Markdown table of the first calls of a process, where they were timed."""
+    timed = [r for r in rows if "first_call_ms" in r]
+    if not timed:
+        return []
+    return [
+        "| first call in a process of | warm cache, ms | empty cache, ms |",
+        "|---|---|---|",
+        *(
+            f"| {r['op']}{' (first of the process)' if r['first_call_ms']['first_of_process'] else ''} | "
+            f"{r['first_call_ms']['warm']:.1f} | {r['first_call_ms']['cold']:.0f} |"
+            for r in timed
+        ),
+    ]
 
 
 def plot(path: pathlib.Path, rows: Rows) -> None:

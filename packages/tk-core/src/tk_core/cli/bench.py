@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..bench import adapters, records, runner
+from ..bench import first_call as first_calls
 from ..errors import InvalidArgumentError
 from . import app
 from .common import console, default_backend, select_operators, usable_backend
@@ -36,6 +37,9 @@ def bench(
     json_file: Annotated[pathlib.Path | None, typer.Option("--json", help="Write all rows to this file.")] = None,
     table_file: Annotated[pathlib.Path | None, typer.Option("--markdown", help="Write the table to this file.")] = None,
     plot_file: Annotated[pathlib.Path | None, typer.Option("--plot", help="Write a plot to this PNG file.")] = None,
+    first_call: Annotated[
+        bool, typer.Option("--first-call", help="Also time the first call of each operator, cold and warm.")
+    ] = False,
     base: Annotated[str | None, typer.Option(help="Also time this git revision, and compare.")] = None,
 ) -> None:
     """Time operators on the backend of this machine (on a CPU: the reference) beside other candidates."""
@@ -63,6 +67,10 @@ def bench(
             progress.advance(task)
             if json_file is not None:
                 records.write(json_file, rows)
+    if first_call:
+        _add_first_calls(target.name, rows)
+        if json_file is not None:
+            records.write(json_file, rows)
     _print(rows)
     if table_file is not None:
         table_file.write_text(records.markdown(rows))
@@ -70,6 +78,14 @@ def bench(
         records.plot(plot_file, rows)
     if base is not None:
         _against(base, names, match, target.name, rows)
+
+
+def _add_first_calls(backend: str, rows: records.Rows) -> None:
+    """Note the first calls of each operator at its first point."""
+    ours = {r["op"]: r for r in reversed(rows) if r["candidate"] == "tk" and "error" not in r}
+    found = first_calls.measure(backend, [(r["op"], r["point"]) for r in reversed(ours.values())])
+    for row in ours.values():
+        row["first_call_ms"] = found[row["op"], row["point"]]
 
 
 def _print(rows: records.Rows) -> None:
@@ -84,6 +100,8 @@ def _print(rows: records.Rows) -> None:
             r["against_reference"],
         )  # fmt: skip
     console().print(table)
+    for line in records.first_calls(rows):
+        console().print(line, highlight=False)
 
 
 def _against(revision: str, names: list[str], match: str, backend: str, rows: records.Rows) -> None:
