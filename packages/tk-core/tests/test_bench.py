@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+
 from tk_core.bench import adapters, first_call, records, runner, worker
 from tk_core.errors import InvalidArgumentError
 from tk_core.registry import ReferenceBackend
@@ -52,7 +53,7 @@ def test_no_point_is_an_error_of_one_line():
 
 
 def test_unknown_candidates_are_errors():
-    with pytest.raises(InvalidArgumentError, match="no candidate is named 'cutlass'; there are .*torchao"):
+    with pytest.raises(InvalidArgumentError, match=r"no candidate is named 'cutlass'; there are .*torchao"):
         adapters.adapter("cutlass")
 
 
@@ -90,12 +91,12 @@ def test_a_worker_times_in_a_process_of_its_own(tmp_path):
     assert rows[1]["candidate"] == "torch"
     assert rows[1]["against_reference"] == "equal"
     machine.workers[0].close()
-    with pytest.raises(worker.WorkerError, match="has ended|died"):
+    with pytest.raises(worker.WorkerError, match=r"has ended|died"):
         machine.workers[0].time("host")
 
 
 def test_first_calls_of_a_broken_process_say_why():
-    with pytest.raises(RuntimeError, match="first calls on nowhere failed: .*nowhere"):
+    with pytest.raises(RuntimeError, match=r"first calls on nowhere failed: .*nowhere"):
         first_call.measure("nowhere", [POINT])
 
 

@@ -24,8 +24,8 @@ def measure(backend: str, chosen: Chosen) -> dict[tuple[str, str], dict[str, Any
     """Milliseconds of the first call of each point, in the given order, in one process warm and in another one cold.
 
     Returns:
-        For each point ``{"warm": ms, "cold": ms, "first_of_process": bool}``. The first call of a process also loads what
-        all kernels share; inputs, and with them the device, are there before.
+        For each point ``{"warm": ms, "cold": ms, "first_of_process": bool}``. The first call of a process also loads
+        what all kernels share; inputs, and with them the device, are there before.
     """
     _first_calls(backend, chosen, {})  # fills the cache
     warm = _first_calls(backend, chosen, {})
