@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tk_core
-from tk_core import op
+from tk_core import op, plans
 from tk_core.errors import DefinitionError, InvalidArgumentError, InvalidDtypeError
 from tk_core.formats import TensorSpec
 from tk_core.quant import per_token_cast
@@ -250,6 +250,26 @@ def test_a_planned_call_with_arguments_in_place_checks_overlaps_and_bumps_versio
     both = torch.randn(2, 4, 4)
     with pytest.raises(InvalidArgumentError, match="overlap"):
         tk_core.transform.apply_rotary(both[:, :3], cache, both[:, 1:])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec(shape, torch.float32, *rest)
+        for shape, *rest in [
+            ((3, 4),), ((1, 1),), ((1, 4),), ((4, 1),), ((0, 4),), ((),), ((1,),), ((2, 1, 3),),
+            ((3, 4), (1, 3), 12), ((3, 4), (1, 4), 16), ((1, 1), (1, 4), 4), ((3, 4), (5, 1)), ((0, 4), (1, 0), 0),
+        ]
+    ],
+)  # fmt: skip
+def test_results_of_a_plan_look_like_the_first_ones(spec):
+    like = torch.zeros(2)
+    first, planned = spec.empty(like), plans.new_like(spec, like)()
+    assert planned.shape == first.shape
+    assert planned.stride() == first.stride()
+    assert planned.dtype == first.dtype
+    assert planned.untyped_storage().nbytes() == first.untyped_storage().nbytes()
+    assert not planned.requires_grad
 
 
 def test_an_argument_that_cannot_be_hashed_is_named(monkeypatch):

@@ -79,4 +79,7 @@ def new_like(spec: TensorSpec, like: Tensor) -> Callable[[], Tensor]:
 
 
 def _prototype(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
+    """A tensor of one element that ``empty_like`` answers with a contiguous one of ``shape``."""
+    if math.prod(shape) <= 1:  # expanding would leave strides of 0, which empty_like would keep
+        return torch.empty(shape, dtype=dtype, device=like.device)
     return torch.empty((), dtype=dtype, device=like.device).expand(shape)

@@ -86,8 +86,20 @@ def _expected(op: str, cases: Cases, point: Point, backend: Backend) -> list[Ten
 
 
 def _verdict(cases: Cases, expected: list[Tensor], got: list[Tensor]) -> str:
-    wrong = mismatches(expected, got, cases.tolerance)
+    wrong = mismatches(expected, _in_layout_of(expected, got), cases.tolerance)
     return f"differs: {wrong[0]}"[:300] if wrong else "equal"
+
+
+def _in_layout_of(expected: list[Tensor], got: list[Tensor]) -> list[Tensor]:
+    """Results with the strides of the reference's: candidates may lay out equal values in another way."""
+    if len(expected) != len(got):
+        return got
+    return [
+        torch.empty_strided(e.shape, e.stride(), dtype=g.dtype, device=g.device).copy_(g)
+        if e.shape == g.shape and e.stride() != g.stride()
+        else g
+        for e, g in zip(expected, got)
+    ]
 
 
 def _first_line(error: Exception) -> str:

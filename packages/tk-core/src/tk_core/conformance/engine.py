@@ -113,6 +113,11 @@ class Check:
             except UnsupportedError as refused:
                 return self._checked_refusal(str(refused))
             self.problems += mismatches(expected, actual, self.cases.tolerance)
+            if self.sample.level == "large":  # each further copy of the results is gigabytes
+                del expected_arguments, returned, expected, actual
+                if self.device.type != "cpu":
+                    torch.get_device_module(self.device).empty_cache()
+                return ""
             again = self._poisoned(0x5A, short_cut=True)
             self.problems += [f"a second run differs: {p}" for p in mismatches(actual, again, _EXACT)]
             through_op = self._poisoned(0xFF, short_cut=False)

@@ -452,6 +452,7 @@ _V3 = FLAGS["column-major"]
 
 _BENCH = [
     _point("v3-prefill e4m3/128", _bench("e4m3", 128, **_V3), 8192, 7168),
+    _point("v3-prefill e4m3/128 row-major", _bench("e4m3", 128), 8192, 7168),
     _point("v3-prefill e4m3/128 fp32", _bench("e4m3", 128, FP32, **_V3), 8192, 7168),
     _point("v4-prefill e4m3/32 ue8m0", _bench("e4m3", 32, **_MX), 8192, 7168),
     _point("v4-prefill e2m1/32 ue8m0", _bench("e2m1", 32, **_MX), 8192, 7168),
