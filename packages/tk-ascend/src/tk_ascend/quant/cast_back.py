@@ -1,7 +1,7 @@
 """cast_back: each vector core takes spans of rows in turn.
 
 Codes are copied to UB. The scales of the blocks of a span, of any layout, are read from global memory by one SIMT
-thread each; then one thread takes each stored group of codes.
+thread each; then one thread takes each value, or each two that share a byte.
 
 Bytes: codes and scales once in, values once out.
 """
@@ -11,44 +11,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk_core.formats import FORMAT_OF_DTYPE, FORMATS
+from tk_core.formats import FORMAT_OF_DTYPE
 
 from ..jit import Builder, vector_cores
 from ..tile import decode, scale_tensors
 from ..tile.indices import SPAN, THREADS, kept, within
 
+_GROUPS = {"e4m3": (1, 1), "e2m1": (2, 1), "e5m6": (2, 3)}
+"""Values, and bytes that hold them, of one thread, by format."""
+
 
 def _build(fmt: str, out_dtype: str, cores: int):
     from tilelang.ascend import language as T
 
-    form = FORMATS[fmt]
-    stored_span = form.width(SPAN)
+    count, size = _GROUPS[fmt]
+    stored_span = SPAN // count * size
     rows, columns, stored, ld = (T.dynamic(n) for n in ("rows", "columns", "stored", "ld"))
     wide_size, narrow_size = T.dynamic("wide_size"), T.dynamic("narrow_size")
 
     def values_of(codes: Any, group: Any) -> list[Any]:
-        """The values of a stored group of codes in UB."""
-        stored = [codes[within(T, group * form.storage + j, stored_span)] for j in range(form.storage)]
-        data = [kept(T, T.Cast(T.int32, byte)) for byte in stored]
+        """The values of one thread."""
+        places = [group * size + j for j in range(size)]
+        if fmt == "e5m6":  # a big-endian stream of 12-bit codes in little-endian words
+            places = [place ^ 3 for place in places]
+        data = [kept(T, T.Cast(T.int32, codes[within(T, place, stored_span)])) for place in places]
         if fmt == "e4m3":
             return [decode.e4m3(T, data[0])]
         if fmt == "e2m1":
             return [decode.e2m1(T, data[0] & 15), decode.e2m1(T, data[0] >> 4)]
-        # A big-endian stream of 12-bit codes in little-endian words.
-        stream = [data[j - j % 4 + 3 - j % 4] for j in range(form.storage)]
-        pairs = zip(stream[0::3], stream[1::3], stream[2::3], strict=True)
-        codes12 = [code for a, b, c in pairs for code in ((a << 4) | (b >> 4), ((b & 15) << 8) | c)]
-        return [decode.e5m6(T, kept(T, code)) for code in codes12]
+        pair = ((data[0] << 4) | (data[1] >> 4), ((data[1] & 15) << 8) | data[2])
+        return [decode.e5m6(T, kept(T, code)) for code in pair]
 
     def dequantize(
         codes: Any, scales: Any, values: Any, place: Any, start: Any, first: Any, block_columns: Any
     ) -> None:
-        """One stored group of codes."""
+        """The work of one thread."""
         group = kept(T, place)
         for i, value in enumerate(values_of(codes, group)):
-            block = T.truncdiv(start + group * form.codes + i, block_columns) - first
+            block = T.truncdiv(start + group * count + i, block_columns) - first
             scaled = value * scales[within(T, block, SPAN)]
-            T.buffer_store(values, T.Cast(out_dtype, scaled), [place * form.codes + i])
+            T.buffer_store(values, T.Cast(out_dtype, scaled), [place * count + i])
 
     @T.prim_func
     def cast_back(
@@ -91,8 +93,8 @@ def _build(fmt: str, out_dtype: str, cores: int):
                 with T.SimtVF(threads=THREADS):
                     start = kept(T, part * SPAN)
                     first = kept(T, T.truncdiv(start, block_columns))
-                    groups = kept(T, T.truncdiv(width, form.codes))
-                    for step in T.serial(SPAN // form.codes // THREADS):
+                    groups = kept(T, T.truncdiv(width, count))
+                    for step in T.serial(SPAN // count // THREADS):
                         for thread in T.Parallel(THREADS):
                             if step * THREADS + thread < groups:
                                 dequantize(codes, scales, values, step * THREADS + thread, start, first, block_columns)
