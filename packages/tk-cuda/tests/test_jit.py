@@ -18,10 +18,11 @@ from types import ModuleType
 import pytest
 import torch
 
+from tk_core import config
 from tk_core.backend import Refused
 from tk_core.bench import runner
 from tk_core.cli.precompile import meta_calls
-from tk_cuda import ci, jit, precompile
+from tk_cuda import ci, compiler, jit, precompile
 from tk_cuda import inspect as resources
 from tk_cuda.backend import BACKEND
 from tk_cuda.moe import normalize_weight
@@ -93,7 +94,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tiny(tmp_path: Path) -> Iterator[ModuleType]:
     """A module with one small kernel."""
     yield _module(tmp_path / "tiny.py")
-    del jit.BUILDERS["test.tiny"]
+    del jit.BUILDERS["test.tiny"], jit.BUILDERS["test.tiny.waits"]
 
 
 def _module(path: Path) -> ModuleType:
@@ -128,6 +129,32 @@ def test_compile_once_then_load_without_tilelang(log: Path, tiny: ModuleType, tm
     loaded = _process(elsewhere, "load")
     assert loaded.communicate(timeout=120)[0].split() == ["True", "False"]
     assert _runs(log) == 2
+
+
+@pytest.mark.parametrize(("arch", "waits"), [("sm_90a", True), ("sm_120a", True), ("sm_89", False)])
+def test_programmatic_launches_wait_first(arch: str, waits: bool, tiny: ModuleType) -> None:
+    plain = compiler.lower(tiny.TINY.build, (8, "float32"), arch).source
+    source = compiler.lower(tiny.TINY.build, (8, "float32"), arch, waits=True).source
+    assert "cudaGridDependencySynchronize" not in plain
+    assert ("cudaGridDependencySynchronize();" in source) == waits
+    if waits:
+        body = source[source.index("{", source.index('extern "C"')) + 1 :]
+        assert body.lstrip().startswith("cudaGridDependencySynchronize();")
+
+
+def test_the_setting_chooses_the_kernels_that_wait(tiny: ModuleType) -> None:
+    meta = torch.device("meta")
+    try:
+        with jit.recording("sm_90a") as plain:
+            tiny.TINY.compile((8, "float32"), meta)
+        config.set_pdl(True)
+        with jit.recording("sm_90a") as waiting:
+            tiny.TINY.compile((8, "float32"), meta)
+    finally:
+        config.set_pdl(False)
+    assert [job.builder.name for job in plain] == ["test.tiny"]
+    assert [job.builder.name for job in waiting] == ["test.tiny.waits"]
+    assert tiny.TINY.identity((8, "float32"), "sm_90a") != tiny.TINY.waiting.identity((8, "float32"), "sm_90a")
 
 
 def test_damaged_library_is_compiled_again(log: Path, tiny: ModuleType, tmp_path: Path) -> None:

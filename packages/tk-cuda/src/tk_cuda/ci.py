@@ -86,7 +86,7 @@ def tasks_of(module: Any, archs: Sequence[str], full: bool) -> tuple[list[Task],
             listed.add(builder.name)
             tasks.update((Task(builder, key, arch, compiled), None) for arch in wanted)
     lists = f"{module.__name__}.CI_KEYS"
-    own = [b for b in BUILDERS.values() if b.build.__module__ == module.__name__]
+    own = [b for b in BUILDERS.values() if b.build.__module__ == module.__name__ and not b.waits]
     problems = [f"{lists} names no key of builder {b.name}" for b in own if b.name not in listed]
     return list(tasks), problems
 

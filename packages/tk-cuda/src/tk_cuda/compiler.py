@@ -95,8 +95,13 @@ def lower(
     arch: str,
     pass_configs: dict[str, Any] | None = None,
     compile_device: Callable[[str], bytes] | None = None,
+    waits: bool = False,
 ) -> Lowered:
     """Lower one key of a builder; with ``compile_device`` (CUDA source to cubin) also make the host module.
+
+    Args:
+        waits: launch the kernels programmatically after the one before them, for which they wait first of all. Without
+            effect below sm_90, which has no such launches.
 
     Raises:
         CompileError: what ``compile_device`` raised. Errors of TileLang pass unchanged.
@@ -107,6 +112,8 @@ def lower(
 
     target = Target({"kind": "cuda", "arch": arch})
     func = prim_func(build, key, arch)
+    if waits and int(arch.removeprefix("sm_").rstrip("a")) >= 90:
+        func = _waiting(func)
     configs = normalize_pass_configs(dict(pass_configs or {}))
     with _device_compiler(compile_device), tilelang.tvm.transform.PassContext(opt_level=3, config=configs), target:
         artifact = tilelang.lower(
@@ -121,6 +128,30 @@ def lower(
         attributes = kernel.attrs or {}
         shared[str(variable.name_hint)] = int(attributes.get("dyn_shared_memory_buf", 0) or 0)
     return Lowered(str(func.attrs["global_symbol"]), artifact.kernel_source, shared, artifact.rt_mod)
+
+
+def _waiting(func: Any) -> Any:
+    """A function whose kernels begin by waiting for the kernel before them; the wait makes TileLang launch them so."""
+    from tilelang.cuda.language.pdl import pdl_sync
+    from tvm import tirx
+
+    def begin(block: Any) -> Any:
+        if block.name_hint != "tilelang_root":
+            return block
+        body = tirx.SeqStmt([tirx.Evaluate(pdl_sync()), block.body])
+        return tirx.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+        )
+
+    return func.with_body(tirx.stmt_functor.ir_transform(func.body, None, begin, ["tirx.SBlock"]))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tk_core import config
 from tk_core.backend import Refused
 
 from . import cache, compiler, runtime
@@ -137,11 +138,20 @@ class Builder:
         build: takes the elements of a key, and ``arch`` if it has such a parameter; returns a ``T.prim_func``. It
             imports TileLang itself.
         pass_configs: TileLang pass configs.
+        waits: kernels wait for the kernel before them themselves (programmatic dependent launch). Every builder has one
+            of that kind beside it, which serves calls while ``tk_core.config.set_pdl`` is on.
     """
 
     build: Callable[..., Any]
 
-    def __init__(self, name: str, build: Callable[..., Any], pass_configs: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        build: Callable[..., Any],
+        pass_configs: dict[str, Any] | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
         if getattr(build, "__closure__", None):
             raise TypeError(f"Builder {name!r}: build must be a function of a module, not one that captures variables")
         other = BUILDERS.get(name)
@@ -151,6 +161,8 @@ class Builder:
         self.name = name
         self.build = build
         self.pass_configs = dict(pass_configs or {})
+        self.waits = waits
+        self.waiting = None if waits else Builder(f"{name}.waits", build, pass_configs, waits=True)
         self._launchers: dict[tuple[torch.device, Key], Launcher] = {}
         self._absent: dict[tuple[torch.device, Key], str] = {}
 
@@ -165,6 +177,8 @@ class Builder:
 
     def get(self, key: Key, device: torch.device) -> Launcher | None:
         """The launcher of a key that this process has used on a device before, else None."""
+        if self.waiting is not None and config.get_pdl():
+            return self.waiting.get(key, device)
         launcher = self._launchers.get((device, key))
         return launcher if launcher is None else _noted(launcher, launcher)
 
@@ -175,6 +189,8 @@ class Builder:
             Refused: no cache holds it and there is no compiler here.
             CompileError: it does not compile.
         """
+        if self.waiting is not None and config.get_pdl():
+            return self.waiting.compile(key, device)
         if device.type == "meta":
             found = _recorder()
             found.jobs[Job(self, plain_key(key), found.arch)] = None
@@ -258,7 +274,12 @@ class Builder:
 
     def _store(self, stem: str, identity: dict[str, Any], key: Key, arch: str) -> tuple[Path | None, bytes, str]:
         lowered = compiler.lower(
-            self.build, key, arch, self.pass_configs, lambda source: compiler.compile_cuda(source, arch).cubin
+            self.build,
+            key,
+            arch,
+            self.pass_configs,
+            lambda source: compiler.compile_cuda(source, arch).cubin,
+            waits=self.waits,
         )
         library = compiler.link(lowered)
         facts = {"identity": identity, "entry": lowered.entry}

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .. import config, registry
 from .. import op as operators
-from .. import registry
 from ..backend import Backend
 from ..cases import LEVELS, Call, Cases, ErrorSample, Level, Maker, Sample, cases_of, tensors_in
 from ..errors import UnsupportedError
@@ -130,6 +130,7 @@ class Check:
                 if self.device.type == "cuda":
                     self._on_side_stream(actual)
                     self._captured(actual)
+                    self._with_pdl(actual)
         return ""
 
     def _poisoned(self, poison: int, short_cut: bool) -> list[Tensor]:
@@ -231,6 +232,19 @@ class Check:
         torch.cuda.synchronize()
         found = mismatches(expected, _results(self.cases, fresh, returned), _EXACT)
         self.problems += [f"on a side stream: {p}" for p in found]
+
+    def _with_pdl(self, expected: list[Tensor]) -> None:
+        """Launched programmatically, right behind the kernels that write the inputs."""
+        before = config.get_pdl()
+        config.set_pdl(True)
+        try:
+            fresh = self.arguments()
+            returned = self.function(*fresh.args, **fresh.kwargs)
+        finally:
+            config.set_pdl(before)
+        torch.cuda.synchronize()
+        found = mismatches(expected, _results(self.cases, fresh, returned), _EXACT)
+        self.problems += [f"with programmatic dependent launch: {p}" for p in found]
 
     def _captured(self, expected: list[Tensor]) -> None:
         """Captured on other values, replayed on these."""
