@@ -26,7 +26,9 @@ _MOST_WARPS = 16
 _MOST_STAGES = 3
 _VECTORS_TOGETHER = 4
 """Vectors of 8 channels that a thread works on between two barriers, of one row or of several."""
-_MOST_CHANNELS = 16384
+_MOST_CHANNELS = 65536
+_IN_REGISTERS = 16384
+"""Channels of which a thread of 16 warps can hold its part in registers; longer rows get 32 warps, and spill."""
 _SHARED_BYTES = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_120a": 99 << 10}
 _STATIC_BYTES = 1 << 10
 _COLUMNS, _GROUPS = 32, 8
@@ -306,7 +308,7 @@ def _build(*key: Any, arch: str) -> Any:
     k = _Key(*key)
     weighted = k.weight_grad_dtype is not None
     chunks = -(-k.channels // 256)
-    count = -(-chunks // _MOST_WARPS)
+    count = -(-chunks // (_MOST_WARPS if k.channels <= _IN_REGISTERS else 32))
     threads = -(-chunks // count) * 32
     sources = 3 if k.residual else 2
     vector_bytes = 16 if k.dtype == "bfloat16" else 32
@@ -529,4 +531,7 @@ CI_KEYS = [
     (_BACKWARD, ("float32", None, 77, 4, 0, 4, False)),
     (_BACKWARD, ("bfloat16", "bfloat16", 300, 2, 8, 8, True)),
 ]
-LARGEST_KEYS = [(_BACKWARD, ("float32", "float32", 16384, 16, 16, 16, True))]
+LARGEST_KEYS = [
+    (_BACKWARD, ("float32", "float32", 16384, 16, 16, 16, True)),
+    (_BACKWARD, ("float32", "float32", 65536, 16, 16, 16, True)),
+]
