@@ -67,6 +67,12 @@ def _clone_strided(t: Tensor) -> Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 
+def _memory(values: list[Any]) -> list[Tensor]:
+    """The bytes behind some arguments, each once, whatever strides their tensors have."""
+    storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors_in(values))}
+    return [torch.empty(0, dtype=torch.uint8, device=s.device).set_(s) for s in storages.values() if s.nbytes()]
+
+
 class Check:
     """One sample of one operator on one backend.
 
@@ -157,8 +163,8 @@ class Check:
         for arguments in earlier:
             self.function(*arguments.args, **arguments.kwargs)
         arguments = self.arguments()
-        for t in tensors_in([v for a in earlier for v in (*a.args, *a.kwargs.values())]):
-            t.zero_()
+        for memory in _memory([v for a in earlier for v in (*a.args, *a.kwargs.values())]):
+            memory.zero_()
         returned = self.function(*arguments.args, **arguments.kwargs)
         _synchronize(self.device)
         return _results(self.cases, arguments, returned)
@@ -215,7 +221,7 @@ class Check:
         """Behind a slow producer on another stream, without a host synchronization once compiled."""
         stream = torch.cuda.Stream()
         fresh = self.arguments()
-        source = tensors_in([*fresh.args, *fresh.kwargs.values()])
+        source = _memory([*fresh.args, *fresh.kwargs.values()])
         saved = [t.clone() for t in source]
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
@@ -249,7 +255,7 @@ class Check:
     def _captured(self, expected: list[Tensor]) -> None:
         """Captured on other values, replayed on these."""
         fresh = self.arguments()
-        source = tensors_in([*fresh.args, *fresh.kwargs.values()])
+        source = _memory([*fresh.args, *fresh.kwargs.values()])
         saved = [t.clone() for t in source]
         for t in source:
             t.zero_()

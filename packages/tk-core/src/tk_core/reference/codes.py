@@ -62,11 +62,11 @@ def _decode_e2m1(data: Tensor) -> Tensor:
 
 
 def _encode_e5m6(v: Tensor) -> Tensor:
-    """Codes 0 to 4095 in int64: the top 12 bits of the fp16 below, rounded by the low 17 bits of the fp32 mantissa."""
-    bits = v.view(torch.int32).long()
+    """Codes 0 to 4095 in int32: the top 12 bits of the fp16 below, rounded by the low 17 bits of the fp32 mantissa."""
+    bits = v.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
     normal = (magnitude >> 17) - (112 << 6)
-    subnormal = (v.abs().clamp(max=2.0**-14) * 2.0**20).nan_to_num().long()
+    subnormal = (v.abs().clamp(max=2.0**-14) * 2.0**20).nan_to_num().int()
     code = torch.where(magnitude >= (113 << 23), normal, subnormal)
     code = code + ((bits & 0x1FFFF) + (code & 1) > 0x10000)
     return code.clamp(max=0x7FF) | (bits >> 20 & 0x800)
