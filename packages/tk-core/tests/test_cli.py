@@ -48,4 +48,4 @@ def test_without_the_extra_the_message_says_what_to_install(tmp_path):
         [sys.executable, "-m", "tk_core", "info"], capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}
     )
     assert done.returncode == 2
-    assert "pip install 'tk-core[cli]'" in done.stderr
+    assert "pip install './packages/tk-core[cli]'" in done.stderr

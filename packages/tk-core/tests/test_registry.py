@@ -247,7 +247,7 @@ def test_device_without_backend_names_the_package(python):
         """,
         TK_BACKENDS="reference",
     )
-    assert "pip install 'tk-core[ascend]'" in done.stdout
+    assert "pip install './packages/tk-ascend[npu]'" in done.stdout
     assert "no backend serves device type 'xpu'" in done.stdout
 
 

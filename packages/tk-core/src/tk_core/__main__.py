@@ -12,7 +12,8 @@ def main() -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
-        print(f"tk: {error.name} is missing; the command line needs: pip install 'tk-core[cli]'", file=sys.stderr)
+        needs = "pip install './packages/tk-core[cli]' in the checkout"
+        print(f"tk: {error.name} is missing; the command line needs: {needs}", file=sys.stderr)
         sys.exit(2)
     from .cli import app
     from .errors import TkError

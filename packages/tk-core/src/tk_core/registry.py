@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "tk.backends"
 Fallback = Literal["error", "reference"]
 
-_INSTALL = {"cuda": "pip install 'tk-core[cuda]'", "npu": "pip install 'tk-core[ascend]'"}
+_INSTALL = {"cuda": "pip install ./packages/tk-cuda", "npu": "pip install './packages/tk-ascend[npu]'"}
+"""In a checkout: the packages are not on the public index."""
 
 
 class Rejected(NamedTuple):
@@ -200,7 +201,7 @@ def _claimants(device_type: str) -> tuple[Backend, ...]:
 def _no_backend(device_type: str) -> str:
     text = f"no backend serves device type {device_type!r}"
     if device_type in _INSTALL:
-        text += f"; install one: {_INSTALL[device_type]}"
+        text += f"; install one, in the checkout: {_INSTALL[device_type]}"
     return text + _failures() + '; or ask for the PyTorch reference: tk_core.use_backend("reference")'
 
 
