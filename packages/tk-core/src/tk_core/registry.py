@@ -227,9 +227,8 @@ def layout(device_type: str) -> Layout:
 layout._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def selection() -> Selection | None:
-    """What ``use_backend`` chose for the current scope."""
-    return _selection.get()
+selection = _selection.get
+"""What ``use_backend`` chose for the current scope, or None."""
 
 
 def selects_meta() -> bool:
