@@ -13,7 +13,7 @@ from tk_core.formats import FORMATS
 from ..jit import Builder, vector_cores
 from ..tile import scale_tensors
 from ..tile.blocks import GIVEN, Block, Place, Scaling, Tiling, casting, plan
-from ..tile.sources import Index, InputScales, Source, Tiles, loading
+from ..tile.sources import InputScales, Source, Tiles, loading
 
 
 def _build(
@@ -37,7 +37,7 @@ def _build(
     )
     in_wide_size, in_narrow_size = T.dynamic("in_wide_size"), T.dynamic("in_narrow_size")
     load = loading(T, tiling, source)
-    find_amax, make_scales, encode = casting(T, tiling, form, source, transposed)
+    find_amax, merge_amax, make_scales, encode = casting(T, tiling, form, source, transposed, several)
 
     @T.macro
     def store(coded, at, codes_height, q):
@@ -81,7 +81,6 @@ def _build(
         split_rows: T.int32,
         mode: T.int32,
         with_codes: T.int32,
-        with_index: T.int32,
         group: T.int32,
         qmax: T.float32,
         clamp_min: T.float32,
@@ -93,7 +92,7 @@ def _build(
             scales = T.alloc_shared((height, width) if source.quantized else (1, 1), T.float32)
             coded = T.alloc_shared((width, height) if transposed else (height, width // form.codes), code_dtype)
             part = T.alloc_shared((tiling.splits, width), T.int32)
-            most = T.alloc_shared((tiling.splits, width), T.int32)
+            most = T.alloc_shared((tiling.splits, width) if several else (1, 1), T.int32)
             factor = T.alloc_shared((tiling.splits, width), T.float32)
             top = T.alloc_var(T.int32)
             left = T.alloc_var(T.int32)
@@ -121,21 +120,22 @@ def _build(
                             h = T.min(height, high - down * height)
                             w = T.min(width, broad - across * width)
                             at = Place(top + down * height, left + across * width, h, w, down * height, across * width)
-                            load(x, Index(index, h * with_index), given, at, columns, limit, tiles)
-                            find_amax(tiles, at, block, group, part, most)
-                    make_scales(item, block, scaling, rows, columns, most, factor)
+                            load(x, index, given, at, columns, limit, tiles)
+                            find_amax(tiles, at, block, group, part)
+                            merge_amax(at, block, part, most)
+                    make_scales(item, block, scaling, rows, columns, part, most, factor)
                     for down in T.serial(T.ceildiv(high, height)):
                         for across in T.serial(T.ceildiv(broad, width)):
                             h = T.min(height, high - down * height)
                             w = T.min(width, broad - across * width)
                             at = Place(top + down * height, left + across * width, h, w, down * height, across * width)
-                            load(x, Index(index, h * with_index), given, at, columns, limit, tiles)
+                            load(x, index, given, at, columns, limit, tiles)
                             encode(tiles, at, block, group, factor, coded)
                             store(coded, at, h * with_codes, q)
                 else:
-                    load(x, Index(index, high * with_index), given, item, columns, limit, tiles)
-                    find_amax(tiles, item._replace(height=searched), block, group, part, most)
-                    make_scales(item, block, scaling, rows, columns, most, factor)
+                    load(x, index, given, item, columns, limit, tiles)
+                    find_amax(tiles, item._replace(height=searched), block, group, part)
+                    make_scales(item, block, scaling, rows, columns, part, most, factor)
                     encode(tiles, item, block, group, factor, coded)
                     store(coded, item, high * with_codes, q)
 
@@ -159,7 +159,6 @@ def block_cast(
     x_sf: Tensor | None = None,
     group: int = 1,
     index: Tensor | None = None,
-    gathers: bool = False,
     transposed: bool = False,
     swiglu: bool = False,
     limit: float | None = None,
@@ -174,18 +173,16 @@ def block_cast(
         mode: ``EXACT``, ``ROUNDED`` or ``GIVEN``.
         x_sf: scales of ``x``, one for each row and ``group`` columns.
         index: the row of ``x`` that each row of the result takes.
-        gathers: whether the operator takes an index.
         transposed: whether ``q`` is.
         swiglu: whether the SwiGLU of ``x`` is quantized, clamped to ``limit``.
     """
     rows = x.shape[0] if index is None else index.shape[0]
     columns = x.shape[1] // 2 if swiglu else x.shape[1]
-    gathered = index is not None or (gathers and x_sf is not None)
     tiling = _SMALL if swiglu else _WIDE
     cut = plan(rows, columns, *block, tiling)
     if x_sf is not None:
         x = x.view(torch.uint8)
-    key = (x.dtype, gathered, swiglu, fmt, transposed, *tiling, not cut.fits(tiling), vector_cores(x.device))
+    key = (x.dtype, index is not None, swiglu, fmt, transposed, *tiling, not cut.fits(tiling), vector_cores(x.device))
     _CAST(
         key,
         x,
@@ -196,7 +193,6 @@ def block_cast(
         *cut,
         mode,
         int(q is not None),
-        int(index is not None),
         min(group, columns),
         FORMATS[fmt].qmax,
         clamp_min,

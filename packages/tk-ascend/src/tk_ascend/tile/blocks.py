@@ -110,23 +110,22 @@ class Scaling(NamedTuple):
     bits: tuple[Any, Any]
 
 
-def casting(T: Any, tiling: Tiling, form: Format, source: Any, transposed: bool) -> tuple[Any, Any, Any]:
-    """Macros that find the amax of blocks, make their scales, and encode a tile.
+def casting(T: Any, tiling: Tiling, form: Format, source: Any, transposed: bool, several: bool) -> tuple[Any, ...]:
+    """Macros that find the amax of columns, merge it over tiles, make the scales of blocks, and encode a tile.
 
     Args:
         source: what the elements of a tile are, a ``sources.Source``.
         transposed: whether the tile of codes is.
+        several: whether an item has several tiles, so that their amax is merged.
     """
     splits, rows, threads = tiling.splits, tiling.rows, tiling.threads
 
     def group_of(at, c, group):
         """Where the scale of a column's quantized elements is in its tile."""
-        if not source.quantized:
-            return 0
-        return within(T, T.truncdiv(at.column + c, group) - T.truncdiv(at.column, group), tiling.width)
+        return kept(T, T.truncdiv(at.column + c, group) - T.truncdiv(at.column, group)) if source.quantized else None
 
     @T.macro
-    def find_amax(tiles, at, block, group, part, most):
+    def find_amax(tiles, at, block, group, part):
         with T.SimtVF(threads=threads):
             for s, c in T.Parallel(splits, tiling.width):
                 largest = T.alloc_var(T.int32)
@@ -144,25 +143,32 @@ def casting(T: Any, tiling: Tiling, form: Format, source: Any, transposed: bool)
                         i = within(T, start + k, tiling.height)
                         largest = T.max(largest, codes.magnitude(T, source.value(T, tiles, i, c, g)))
                 part[s, c] = largest
-        with T.SimtVF(threads=threads):
-            for p, b in T.Parallel(splits, tiling.width):
-                largest = T.alloc_var(T.int32)
-                start = T.alloc_var(T.int32)
-                stop = T.alloc_var(T.int32)
-                largest = 0
-                if at.down + at.across > 0:
-                    largest = most[p, b]
-                if p * block.splits < splits:
-                    start = T.max(b * block.columns - at.across, 0)
-                    stop = T.min((b + 1) * block.columns - at.across, at.width)
-                    for j in T.serial(block.splits):
-                        for k in T.serial(T.max(stop - start, 0)):
-                            s = within(T, p * block.splits + j, splits)
-                            largest = T.max(largest, part[s, within(T, start + k, tiling.width)])
-                most[p, b] = largest
 
     @T.macro
-    def make_scales(item, block, scaling, rows, columns, most, factor):
+    def largest_part(at, block, part, p, b):
+        """The amax of the parts of a block that a tile has."""
+        largest = T.alloc_var(T.int32)
+        start = T.alloc_var(T.int32)
+        stop = T.alloc_var(T.int32)
+        largest = 0
+        if p * block.splits < splits:
+            start = T.max(b * block.columns - at.across, 0)
+            stop = T.min((b + 1) * block.columns - at.across, at.width)
+            for j in T.serial(block.splits):
+                for k in T.serial(T.max(stop - start, 0)):
+                    s = within(T, p * block.splits + j, splits)
+                    largest = T.max(largest, part[s, within(T, start + k, tiling.width)])
+        return largest
+
+    @T.macro
+    def merge_amax(at, block, part, most):
+        with T.SimtVF(threads=threads):
+            for p, b in T.Parallel(splits, tiling.width):
+                found = kept(T, largest_part(at, block, part, p, b))
+                most[p, b] = T.max(found, T.if_then_else(at.down + at.across > 0, most[p, b], 0))
+
+    @T.macro
+    def make_scales(item, block, scaling, rows, columns, part, most, factor):
         with T.SimtVF(threads=threads):
             for p, b in T.Parallel(splits, tiling.width):
                 scale = T.alloc_var(T.float32)
@@ -170,13 +176,14 @@ def casting(T: Any, tiling: Tiling, form: Format, source: Any, transposed: bool)
                 if p * block.rows < item.height and b * block.columns < item.width:
                     row = kept(T, T.truncdiv(item.row, block.rows) + p)
                     column = kept(T, T.truncdiv(item.column, block.columns) + b)
+                    amax = kept(T, most[p, b] if several else largest_part(item, block, part, p, b))
                     at = scale_tensors.offset(T, row, column, scaling.strides, scaling.bits)
                     if scaling.mode == GIVEN:
                         inverse = T.float32(1.0) / scaling.wide[at]
                     elif scaling.mode == EXACT:
-                        scale, inverse = codes.scale(T, most[p, b], scaling.clamp_min, scaling.qmax, False, False)
+                        scale, inverse = codes.scale(T, amax, scaling.clamp_min, scaling.qmax, False, False)
                     else:
-                        scale, inverse = codes.scale(T, most[p, b], scaling.clamp_min, scaling.qmax, True, False)
+                        scale, inverse = codes.scale(T, amax, scaling.clamp_min, scaling.qmax, True, False)
                     factor[p, b] = inverse
                     if scaling.kind == scale_tensors.UE8M0:
                         scaling.narrow[at] = T.Cast(T.uint8, codes.exponent(T, scale))
@@ -213,12 +220,12 @@ def casting(T: Any, tiling: Tiling, form: Format, source: Any, transposed: bool)
                                 f0 = factor[within(T, p, splits), within(T, b0, tiling.width)]
                                 f1 = factor[within(T, p, splits), within(T, b1, tiling.width)]
                             if form.codes == 2:
-                                low = codes.to_e2m1(T, source.scaled(T, tiles, i, 2 * c, 0, f0))
-                                high = codes.to_e2m1(T, source.scaled(T, tiles, i, 2 * c + 1, 0, f1))
+                                low = codes.to_e2m1(T, kept(T, source.scaled(T, tiles, i, 2 * c, g, f0)))
+                                high = codes.to_e2m1(T, kept(T, source.scaled(T, tiles, i, 2 * c + 1, g, f1)))
                                 coded[i, c] = T.Cast(T.int8, low | (high << 4))
                             elif transposed:
-                                coded[c, i] = codes.to_e4m3(T, source.scaled(T, tiles, i, c, g, f0))
+                                coded[c, i] = codes.to_e4m3(T, kept(T, source.scaled(T, tiles, i, c, g, f0)))
                             else:
-                                coded[i, c] = codes.to_e4m3(T, source.scaled(T, tiles, i, c, g, f0))
+                                coded[i, c] = codes.to_e4m3(T, kept(T, source.scaled(T, tiles, i, c, g, f0)))
 
-    return find_amax, make_scales, encode
+    return find_amax, merge_amax, make_scales, encode

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from . import decode, scale_tensors
 from .blocks import Tiling
-from .indices import kept
+from .indices import kept, within
 
 
 class Tiles(NamedTuple):
@@ -13,13 +13,6 @@ class Tiles(NamedTuple):
     elements: Any
     up: Any
     scales: Any
-
-
-class Index(NamedTuple):
-    """Rows by index; with a height of 0 the rows of the matrix as they are."""
-
-    rows: Any
-    height: Any
 
 
 class InputScales(NamedTuple):
@@ -38,7 +31,7 @@ class Source(NamedTuple):
 
     Attributes:
         dtype: of the matrix; uint8 for e4m3 codes, which have scales.
-        gathered: rows may be taken by index.
+        gathered: rows are taken by index.
         swiglu: the matrix holds the halves of SwiGLU, which is rounded to bf16.
     """
 
@@ -55,14 +48,17 @@ class Source(NamedTuple):
         element = tiles.elements[i, c]
         return decode.e4m3(T, element) if self.quantized else T.Cast(T.float32, element)
 
+    def _scale(self, T: Any, tiles: Tiles, i: Any, group: Any) -> Any:
+        return tiles.scales[i, within(T, group, tiles.scales.shape[1])]
+
     def value(self, T: Any, tiles: Tiles, i: Any, c: Any, group: Any) -> Any:
         """An element as fp32."""
         element = self.element(T, tiles, i, c)
-        return element * tiles.scales[i, group] if self.quantized else element
+        return element * self._scale(T, tiles, i, group) if self.quantized else element
 
     def scaled(self, T: Any, tiles: Tiles, i: Any, c: Any, group: Any, factor: Any) -> Any:
         """An element times the factor that quantizes."""
-        return self.element(T, tiles, i, c) * (tiles.scales[i, group] * factor if self.quantized else factor)
+        return self.element(T, tiles, i, c) * (self._scale(T, tiles, i, group) * factor if self.quantized else factor)
 
 
 def loading(T: Any, tiling: Tiling, source: Source) -> Any:
@@ -70,36 +66,31 @@ def loading(T: Any, tiling: Tiling, source: Source) -> Any:
     splits, rows, threads = tiling.splits, tiling.rows, tiling.threads
 
     @T.macro
-    def gather(x, index, at, elements):
+    def fetch(x, index, given, at, tiles):
+        """Rows by index, and scales: what is not copied by DMA. A thread takes a column, and a group of columns."""
         with T.SimtVF(threads=threads):
             for s, c in T.Parallel(splits, tiling.width):
                 token = T.alloc_var(T.int32)
                 for k in T.serial(rows):
                     i = s * rows + k
-                    if i < index.height and c < at.width:
-                        token = index.rows[at.row + i]
-                        if token >= 0 and token < x.shape[0]:
-                            elements[i, c] = x[token, at.column + c]
-                        else:
-                            elements[i, c] = T.Cast(source.dtype, 0)
-
-    @T.macro
-    def load_scales(x, index, given, at, scales):
-        with T.SimtVF(threads=threads):
-            for s, g in T.Parallel(splits, tiling.width):
-                token = T.alloc_var(T.int32)
-                column = kept(T, T.truncdiv(at.column, given.group) + g)
-                for k in T.serial(rows):
-                    i = s * rows + k
-                    if i < at.height and column * given.group < at.column + at.width:
+                    if i < at.height:
                         token = at.row + i
-                        if index.height > 0:
-                            token = index.rows[at.row + i]
-                        if token >= 0 and token < x.shape[0]:
-                            place = scale_tensors.offset(T, token, column, given.strides, given.bits)
-                            scales[i, g] = scale_tensors.load(T, given.wide, given.narrow, given.kind, place)
-                        else:
-                            scales[i, g] = 0.0
+                        if source.gathered:
+                            token = index[at.row + i]
+                            if c < at.width:
+                                if token >= 0 and token < x.shape[0]:
+                                    tiles.elements[i, c] = x[token, at.column + c]
+                                else:
+                                    tiles.elements[i, c] = T.Cast(source.dtype, 0)
+                        if source.quantized:
+                            column = kept(T, T.truncdiv(at.column, given.group) + c)
+                            if column * given.group < at.column + at.width:
+                                if token >= 0 and token < x.shape[0]:
+                                    place = scale_tensors.offset(T, token, column, given.strides, given.bits)
+                                    scale = scale_tensors.load(T, given.wide, given.narrow, given.kind, place)
+                                    tiles.scales[i, c] = scale
+                                else:
+                                    tiles.scales[i, c] = 0.0
 
     @T.macro
     def gate(at, limit, gates, up):
@@ -119,13 +110,13 @@ def loading(T: Any, tiling: Tiling, source: Source) -> Any:
 
     @T.macro
     def load(x, index, given, at, half, limit, tiles):
-        # Rows by index are not copied as they are; the region that takes them has nothing to do else.
-        h = at.height - index.height if source.gathered else at.height
-        T.copy(x[at.row : at.row + h, at.column : at.column + at.width], tiles.elements[0:h, 0 : at.width])
-        if source.gathered:
-            gather(x, index, at, tiles.elements)
-        if source.quantized:
-            load_scales(x, index, given, at, tiles.scales)
+        if not source.gathered:
+            T.copy(
+                x[at.row : at.row + at.height, at.column : at.column + at.width],
+                tiles.elements[0 : at.height, 0 : at.width],
+            )
+        if source.gathered or source.quantized:
+            fetch(x, index, given, at, tiles)
         if source.swiglu:
             second = half + at.column
             T.copy(x[at.row : at.row + at.height, second : second + at.width], tiles.up[0 : at.height, 0 : at.width])
