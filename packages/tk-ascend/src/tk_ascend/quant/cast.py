@@ -51,7 +51,7 @@ def _build(x_dtype: str, out_dtype: str, random: bool, cores: int):
         with T.Kernel(cores) as core:
             source = T.alloc_shared((SPAN,), x_dtype)
             result = T.alloc_shared((SPAN,), out_dtype)
-            for part in T.Persistent([spans], cores, core, group_size=1):
+            for part in T.Persistent([spans], cores, core, group_size=1, num_stages=2):
                 start = T.Cast(T.int64, part) * SPAN
                 width = T.min(T.int64(SPAN), n - start)
                 T.copy(x[start : start + width], source[0:width])
@@ -79,7 +79,7 @@ def _build_copy(cores: int):
     def copy(x: T.Tensor((n,), T.uint8), y: T.Tensor((n,), T.uint8), spans: T.int32):
         with T.Kernel(cores) as core:
             data = T.alloc_shared((4 * SPAN,), T.uint8)
-            for part in T.Persistent([spans], cores, core, group_size=1):
+            for part in T.Persistent([spans], cores, core, group_size=1, num_stages=2):
                 start = T.Cast(T.int64, part) * (4 * SPAN)
                 width = T.min(T.int64(4 * SPAN), n - start)
                 T.copy(x[start : start + width], data[0:width])

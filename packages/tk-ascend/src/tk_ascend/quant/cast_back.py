@@ -71,14 +71,15 @@ def _build(fmt: str, out_dtype: str, cores: int):
             codes = T.alloc_shared((stored_span,), T.uint8)
             scales = T.alloc_shared((SPAN,), T.float32)
             values = T.alloc_shared((SPAN,), out_dtype)
-            for row, part in T.Persistent([rows, spans], cores, core, group_size=1):
+            for row, part in T.Persistent([rows, spans], cores, core, group_size=1, num_stages=2):
                 width = T.min(SPAN, columns - part * SPAN)
                 stored_width = T.min(stored_span, stored - part * stored_span)
                 T.copy(x[row, part * stored_span : part * stored_span + stored_width], codes[0:stored_width])
                 with T.SimtVF(threads=THREADS):
                     block_row = kept(T, T.truncdiv(row, block_rows))
-                    first = kept(T, T.truncdiv(part * SPAN, block_columns))
-                    blocks = kept(T, T.truncdiv(part * SPAN + width - 1, block_columns) - first + 1)
+                    start = kept(T, part * SPAN)
+                    first = kept(T, T.truncdiv(start, block_columns))
+                    blocks = kept(T, T.truncdiv(start + width - 1, block_columns) - first + 1)
                     for step in T.serial(SPAN // THREADS):
                         for thread in T.Parallel(THREADS):
                             if step * THREADS + thread < blocks:
@@ -90,9 +91,7 @@ def _build(fmt: str, out_dtype: str, cores: int):
                                     (row_bit, column_bit),
                                 )
                                 scales[step * THREADS + thread] = scale_tensors.load(T, wide, narrow, kind, at)
-                with T.SimtVF(threads=THREADS):
-                    start = kept(T, part * SPAN)
-                    first = kept(T, T.truncdiv(start, block_columns))
+                    T.sync_threads()
                     groups = kept(T, T.truncdiv(width, count))
                     for step in T.serial(SPAN // count // THREADS):
                         for thread in T.Parallel(THREADS):

@@ -10,14 +10,14 @@ PLAIN, ROUNDED, E4M3 = 0, 1, 2
 """How scales are rounded: not at all, up to a power of two, or to e4m3."""
 
 
-def scale(T: Any, most: Any, clamp_min: Any, qmax: float, rounding: Any) -> tuple[Any, Any]:
+def scale(T: Any, most: Any, clamp_min: Any, qmax: Any, rounding: Any) -> tuple[Any, Any]:
     """Scale and factor of a group from the pattern of its amax, by a rounding known at run time."""
     a = kept(T, T.max(codes.real(T, most), clamp_min))
-    plain = kept(T, a / T.float32(qmax))
+    plain = kept(T, a / qmax)
     exponent = kept(T, (codes.bits(T, plain) + T.int32(0x7FFFFF)) >> 23)
     narrow = kept(T, T.Cast(T.float32, codes.to_e4m3(T, plain)))
     divisor = kept(T, T.if_then_else(rounding == E4M3, narrow, a))
-    quotient = T.if_then_else(rounding == E4M3, T.float32(1.0), T.float32(qmax)) / divisor
+    quotient = T.if_then_else(rounding == E4M3, T.float32(1.0), qmax) / divisor
     # A zero clamp gives scale 0; the factor stays finite, so that zeros stay zeros.
     inverse = kept(T, T.min(quotient, T.float32(3.4028234663852886e38)))
     power = kept(T, codes.real(T, exponent << 23))
@@ -46,8 +46,13 @@ def e5m6(T: Any, value: Any) -> Any:
     return kept(T, T.min(truncated + up, T.int32(0x7FF)) | ((pattern >> 20) & T.int32(0x800)))
 
 
-def e5m6_bytes(T: Any, octet: Sequence[Any]) -> list[Any]:
-    """The twelve bytes of eight e5m6 codes: a big-endian stream of 12-bit codes in little-endian words."""
-    pairs = zip(octet[0::2], octet[1::2], strict=True)
+def packed(fmt: str, found: Sequence[Any]) -> list[Any]:
+    """Codes as the bytes that hold them, all int32: one e4m3, pairs of e2m1, or eights of e5m6 codes."""
+    pairs = list(zip(found[0::2], found[1::2]))
+    if fmt == "e4m3":
+        return list(found)
+    if fmt == "e2m1":
+        return [low | (high << 4) for low, high in pairs]
+    # A big-endian stream of 12-bit codes in little-endian words.
     stream = [byte for a, b in pairs for byte in (a >> 4, ((a & 15) << 4) | (b >> 8), b & 255)]
-    return [T.Cast(T.uint8, stream[j ^ 3]) for j in range(12)]
+    return [stream[j ^ 3] for j in range(len(stream))]

@@ -23,9 +23,10 @@ def random_words(T: Any, quad: Any, values: Sequence[Any]) -> tuple[Any, Any]:
     return first, second
 
 
-def rotated(T: Any, word: Any, i: int) -> Any:
+def rotated(T: Any, word: Any, i: Any) -> Any:
     """The 32 random bits of value ``i`` of four."""
-    return (word << (8 * i)) | (word >> (32 - 8 * i)) if i else word
+    left = T.Cast(T.uint32, i) * T.uint32(8)
+    return (word << left) | (word >> ((T.uint32(32) - left) & T.uint32(31)))
 
 
 def encode(T: Any, value: Any, random: Any, fmt: str) -> Any:
