@@ -23,9 +23,7 @@ from .precompile import meta_calls
 
 @app.command()
 def bench(
-    ops: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP…]", help="Operators or families; all of them.")
-    ] = None,
+    ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Operators or families; all of them.")] = None,
     vs: Annotated[
         str,
         typer.Option(

@@ -19,9 +19,7 @@ from .common import console, default_backend, select_operators, usable_backend
 
 @app.command()
 def check(
-    ops: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP…]", help="Operators or families; all of them.")
-    ] = None,
+    ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Operators or families; all of them.")] = None,
     backend: Annotated[str | None, typer.Option(help="Backend to check; default: the one of this machine.")] = None,
     level: Annotated[str, typer.Option(help="quick, full, or large (inputs past 2^31 elements).")] = "quick",
     json_file: Annotated[pathlib.Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
@@ -50,6 +48,8 @@ def check(
 
 def _print(backend: str, level: str, outcomes: list[engine.Outcome]) -> None:
     out = console()
+    if backend == "reference":
+        out.print("This checks the PyTorch reference: its calls, layouts and errors. `--backend` names another one.")
     table = Table(
         "operator", "equal", "refused", "wrong", "errors checked", "verdict", title=f"{backend}, level {level}"
     )

@@ -41,9 +41,13 @@ def quantize(
     target: _Target,
     recipe: Annotated[str, typer.Option(help=f"{', '.join(recipes.RECIPES)}.")],
     include: Annotated[
-        list[str] | None, typer.Option(help="Names of weights, with wildcards; may be repeated.")
+        list[str] | None,
+        typer.Option(help=f"Names of weights, with wildcards; may be repeated. Default: {' '.join(convert.INCLUDE)}"),
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Names to leave as they are; may be repeated.")] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Names to leave as they are; may be repeated. Default: {' '.join(convert.EXCLUDE)}"),
+    ] = None,
     report: Annotated[pathlib.Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
     device: _Device = "cpu",
 ) -> None:
