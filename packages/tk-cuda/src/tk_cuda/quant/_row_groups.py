@@ -104,7 +104,7 @@ class Scale:
 
         self.T, self.mode, self.packed = T, k.mode, k.packed
         self.qmax = T.float32(FORMATS[k.fmt].qmax)
-        self.put = "tk_put1" if k.mode == "e4m3" and not k.packed else "tk_put4"
+        self.put = "tk_put_byte" if k.mode == "e4m3" and not k.packed else "tk_put_word"
 
     def code(self, amax: Any) -> Any:
         """What is kept of the amax: the biased exponent, the e4m3 byte, or the amax itself."""
@@ -229,11 +229,14 @@ class Vector:
             encoded(packed, v, raw, input_sf, at, column, codes)
             exists = T.if_then_else(row < rows, k.columns, 0)
             if k.part == "back":
+                sf = T.alloc_local((len_of(codes),), "float32")
+                for j in T.unroll(len_of(codes)):
+                    sf[j] = scale.value(codes[j])
                 T.call_extern(
                     "handle", f"tk_decode8<{fmt}>", T.access_ptr(v[0], "w", VECTOR), T.access_ptr(packed[0], "r", 3)
                 )
                 for j in T.unroll(VECTOR):
-                    v[j] = T.ieee_mul(v[j], scale.value(codes[j % len_of(codes)]))
+                    v[j] = T.ieee_mul(v[j], sf[j % len_of(codes)])
                 T.call_extern(
                     "handle",
                     f"tk_store8<{kind}, {k.store_width}>",

@@ -16,15 +16,6 @@ from torch import Tensor
 from ..tile import access, vectors
 
 _ACTIVATION = r"""
-TK_FN float tk_rcp(float x) {
-#ifdef __CUDA_ARCH__
-  float out;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-#else
-  return 1.0f / x;
-#endif
-}
 // NaN stays NaN.
 TK_FN float tk_at_most(float x, float most) { return x > most ? most : x; }
 TK_FN float tk_at_least(float x, float least) { return x < least ? least : x; }

@@ -1,7 +1,7 @@
 """CUDA kernel of ``quant.cast``: elementwise, bound by bandwidth.
 
-Threads take vectors of eight elements, ``VECTORS`` each, all loads in flight together; only the last vector of the
-tensor goes element by element. A quad of stochastic rounding is half a vector.
+Threads take ``VECTORS`` vectors of eight elements, all loads in flight together, or twice as many of four where the
+result is fp32: so the stores of a warp leave no gaps. Only the last vector of the tensor goes element by element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ..jit import Builder
 from ..tile import groups, vectors
 from ..tile.function import prim_func
 
-VECTOR = 8
 THREADS = 256
 VECTORS = 4
 """Vectors of a thread where there are many."""
@@ -29,7 +28,7 @@ class _Key(NamedTuple):
     Attributes:
         dtype, out_dtype: of input and result.
         load_width, store_width: alignment of their base addresses in bytes, at most 16.
-        vectors: of a thread.
+        vectors: of eight elements, of a thread.
     """
 
     dtype: Any
@@ -47,25 +46,27 @@ def _build(*key: Any) -> Any:
     import tilelang.language as T
 
     k = _Key(*key)
-    kind, words = vectors.element(k.dtype), vectors.words(k.dtype)
-    out_kind, out_words = vectors.element(k.out_dtype), vectors.words(k.out_dtype)
+    kind, out_kind = vectors.element(k.dtype), vectors.element(k.out_dtype)
+    vector = 4 if k.out_dtype == "float32" else 8
+    count = k.vectors * 8 // vector
+    words, out_words = vector * _BYTES[k.dtype] // 4, vector * _BYTES[k.out_dtype] // 4
     n = T.dynamic("n", "int64")
 
     @T.macro
     def fetch(x: Any, raw: Any, i: Any, at: Any) -> None:
         """Load vector ``i``, which starts at element ``at``: whole, or the elements that exist."""
-        if at + VECTOR <= n:
+        if at + vector <= n:
             T.call_extern(
                 "handle",
-                f"tk_load8<{kind}, {k.load_width}>",
+                f"tk_load{vector}<{kind}, {k.load_width}>",
                 T.access_ptr(raw[i * words], "w", words),
                 T.access_ptr(x[at], "r"),
-                VECTOR,
+                vector,
             )
         else:
             T.call_extern(
                 "handle",
-                f"tk_load8<{kind}, {_BYTES[k.dtype]}>",
+                f"tk_load{vector}<{kind}, {_BYTES[k.dtype]}>",
                 T.access_ptr(raw[i * words], "w", words),
                 T.access_ptr(x[at], "r"),
                 T.Cast("int32", T.max(n - at, T.int64(0))),
@@ -77,11 +78,11 @@ def _build(*key: Any) -> Any:
             for j in T.unroll(words):
                 to[j] = raw[i * words + j]
         else:
-            v = T.alloc_local((VECTOR,), "float32")
+            v = T.alloc_local((vector,), "float32")
             T.call_extern(
                 "handle",
-                f"tk_widen8<{kind}>",
-                T.access_ptr(v[0], "w", VECTOR),
+                f"tk_widen{vector}<{kind}>",
+                T.access_ptr(v[0], "w", vector),
                 T.access_ptr(raw[i * words], "r", words),
             )
             if k.stochastic:
@@ -100,43 +101,43 @@ def _build(*key: Any) -> Any:
             else:
                 T.call_extern(
                     "handle",
-                    f"tk_narrow8<{out_kind}>",
+                    f"tk_narrow{vector}<{out_kind}>",
                     T.access_ptr(to[0], "w", out_words),
-                    T.access_ptr(v[0], "r", VECTOR),
+                    T.access_ptr(v[0], "r", vector),
                 )
 
     @T.macro
     def put(y: Any, to: Any, at: Any) -> None:
-        if at + VECTOR <= n:
+        if at + vector <= n:
             T.call_extern(
                 "handle",
-                f"tk_put8<{out_kind}, {k.store_width}>",
+                f"tk_put{vector}<{out_kind}, {k.store_width}>",
                 T.access_ptr(y[at], "w"),
                 T.access_ptr(to[0], "r", out_words),
-                VECTOR,
+                vector,
             )
         else:
             T.call_extern(
                 "handle",
-                f"tk_put8<{out_kind}, {_BYTES[k.out_dtype]}>",
+                f"tk_put{vector}<{out_kind}, {_BYTES[k.out_dtype]}>",
                 T.access_ptr(y[at], "w"),
                 T.access_ptr(to[0], "r", out_words),
                 T.Cast("int32", T.max(n - at, T.int64(0))),
             )
 
     def cast(x: Any, y: Any) -> None:
-        with T.Kernel(T.ceildiv(n, THREADS * k.vectors * VECTOR), threads=THREADS) as index:
+        with T.Kernel(T.ceildiv(n, THREADS * count * vector), threads=THREADS) as index:
             T.import_source(groups.SOURCE)
             start = T.alloc_var(
-                "int64", init=(T.Cast("int64", index) * (THREADS * k.vectors) + T.get_thread_binding()) * VECTOR
+                "int64", init=(T.Cast("int64", index) * (THREADS * count) + T.get_thread_binding()) * vector
             )
-            raw = T.alloc_local((k.vectors * words,), "uint32")
+            raw = T.alloc_local((count * words,), "uint32")
             to = T.alloc_local((out_words,), "uint32")
-            for i in T.unroll(k.vectors):
-                fetch(x, raw, i, start + i * (THREADS * VECTOR))
-            for i in T.unroll(k.vectors):
-                convert(to, raw, i, start + i * (THREADS * VECTOR))
-                put(y, to, start + i * (THREADS * VECTOR))
+            for i in T.unroll(count):
+                fetch(x, raw, i, start + i * (THREADS * vector))
+            for i in T.unroll(count):
+                convert(to, raw, i, start + i * (THREADS * vector))
+                put(y, to, start + i * (THREADS * vector))
 
     return prim_func(cast, T.Tensor((n,), k.dtype), T.Tensor((n,), k.out_dtype))
 

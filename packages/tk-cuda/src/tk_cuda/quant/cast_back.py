@@ -1,7 +1,8 @@
 """CUDA kernels of ``quant.cast_back`` and ``quant.cast_back_e5m6``: ``y = q * sf``, bound by bandwidth.
 
-A thread takes vectors of eight elements in the same columns of ``rows`` neighbouring rows; all its loads are in flight
-together. A vector has one scale where the blocks allow it, else one for each element; rows of one block share them.
+A thread takes vectors of eight elements in the same columns of ``rows`` neighbouring rows, or of four in twice as many
+rows where the result is fp32: so the stores of a warp leave no gaps. All its loads are in flight together. A vector
+has one scale where the blocks allow it, else one for each element; rows of one block share them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from ..tile import access, groups, vectors
 from ..tile.function import prim_func
 from .per_token_cast import refuse_words
 
-VECTOR = 8
 THREADS = 256
 ROWS = 4
 """Rows that a thread takes where there are many."""
@@ -34,7 +34,7 @@ class _Key(NamedTuple):
         columns: logical columns.
         kind, block_rows, block_columns: how the scales are stored, and their block.
         load_width, store_width: widest access in bytes that rows of the data and of the result allow.
-        rows: of a thread.
+        rows: of a thread that takes eight columns.
     """
 
     dtype: Any
@@ -52,11 +52,14 @@ def _build(*key: Any) -> Any:
     import tilelang.language as T
 
     k = _Key(*key)
-    kind, words = groups.element(k.dtype), groups.words(k.dtype)
-    per_row = ceil_div(k.columns, VECTOR)
+    kind = groups.element(k.dtype)
+    vector = 4 if k.out_dtype == "float32" and k.dtype != "uint8" else 8
+    count = k.rows * 8 // vector  # rows of a thread
+    words = ceil_div(groups.words(k.dtype) * vector, 8)
+    per_row = ceil_div(k.columns, vector)
     stored = {"int8": k.columns // 2, "uint8": k.columns // 2 * 3}.get(k.dtype, k.columns)
-    factors = 1 if k.block_columns % VECTOR == 0 or k.block_columns >= k.columns else VECTOR
-    scale_rows = 1 if k.block_rows % k.rows == 0 else k.rows  # rows of a thread with scales of their own
+    factors = 1 if k.block_columns % vector == 0 or k.block_columns >= k.columns else vector
+    scale_rows = 1 if k.block_rows % count == 0 else count  # rows of a thread with scales of their own
     rows, sf_rows, sf_columns = T.dynamic("rows"), T.dynamic("sf_rows"), T.dynamic("sf_columns")
     stride = T.dynamic("x_stride", "int64")
     s0, s1 = T.dynamic("sf_stride_0", "int64"), T.dynamic("sf_stride_1", "int64")
@@ -65,19 +68,19 @@ def _build(*key: Any) -> Any:
     y_type = T.Tensor((rows, k.columns), k.out_dtype)
 
     def cast_back(x: Any, sf: Any, y: Any) -> None:
-        with T.Kernel(T.ceildiv(T.ceildiv(rows, k.rows) * per_row, THREADS), threads=THREADS) as index:
+        with T.Kernel(T.ceildiv(T.ceildiv(rows, count) * per_row, THREADS), threads=THREADS) as index:
             T.import_source(groups.SOURCE)
             flat = T.alloc_var("int32", init=index * THREADS + T.get_thread_binding())
-            row0 = T.alloc_var("int32", init=T.truncdiv(flat, per_row) * k.rows)
-            column = T.alloc_var("int32", init=T.truncmod(flat, per_row) * VECTOR)
-            raw = T.alloc_local((k.rows * words,), "uint32")
+            row0 = T.alloc_var("int32", init=T.truncdiv(flat, per_row) * count)
+            column = T.alloc_var("int32", init=T.truncmod(flat, per_row) * vector)
+            raw = T.alloc_local((count * words,), "uint32")
             scale = T.alloc_local((scale_rows * factors,), "float32")
-            v = T.alloc_local((VECTOR,), "float32")
+            v = T.alloc_local((vector,), "float32")
 
-            for r in T.unroll(k.rows):
+            for r in T.unroll(count):
                 T.call_extern(
                     "handle",
-                    f"tk_fetch8<{kind}, {k.load_width}>",
+                    f"tk_fetch{vector}<{kind}, {k.load_width}>",
                     T.access_ptr(raw[r * words], "w", words),
                     T.access_ptr(x[row0 + r, 0], "r"),
                     column,
@@ -94,20 +97,20 @@ def _build(*key: Any) -> Any:
                         T.truncdiv(T.min(row0 + r, rows - 1), k.block_rows),
                         T.truncdiv(T.min(column + j, k.columns - 1), k.block_columns),
                     )
-            for r in T.unroll(k.rows):
+            for r in T.unroll(count):
                 T.call_extern(
                     "handle",
-                    f"tk_values8<{kind}>",
-                    T.access_ptr(v[0], "w", VECTOR),
+                    f"tk_values{vector}<{kind}>",
+                    T.access_ptr(v[0], "w", vector),
                     T.access_ptr(raw[r * words], "r", words),
                 )
-                for j in T.unroll(VECTOR):
+                for j in T.unroll(vector):
                     v[j] = T.ieee_mul(v[j], scale[r % scale_rows * factors + j % factors])
                 T.call_extern(
                     "handle",
-                    f"tk_store8<{vectors.element(k.out_dtype)}, {k.store_width}>",
+                    f"tk_store{vector}<{vectors.element(k.out_dtype)}, {k.store_width}>",
                     T.access_ptr(y[row0 + r, column], "w"),
-                    T.access_ptr(v[0], "r", VECTOR),
+                    T.access_ptr(v[0], "r", vector),
                     T.if_then_else(row0 + r < rows, k.columns - column, 0),
                 )
 

@@ -1,9 +1,10 @@
 """CUDA kernel of ``quant.per_block_cast_lossless``: one pass over e2m1 codes, bound by bandwidth.
 
 The scale of an output block depends only on the input's scales, so the threads of a block read those first, find the
-largest and smallest exponent together, and then move codes: eight of them, four bytes, in a thread. A code times a
-power of two from 2^-5 to 2^6 is a normal e4m3, so its exponent is added in integers. A team of threads walks over each
-output block; where eight codes straddle input blocks they are moved two at a time.
+largest and smallest exponent together, and then move codes: sixteen of them, eight bytes, in a thread. A code times a
+power of two from 2^-5 to 2^6 is a normal e4m3, so the eight magnitudes of a scale are a table of eight bytes, of which
+one instruction picks four. A team of threads, a part of a warp or all of a thread block, walks over each output block;
+where sixteen codes straddle input blocks they are moved eight or two at a time.
 """
 
 from __future__ import annotations
@@ -34,22 +35,19 @@ TK_FN int tk_exponent_at(unsigned word, int byte) { return (int)(word >> (8 * by
 // Eight e2m1 codes times 2^shift as two words of e4m3, for shifts from -5 to 6. A code of exponent e >= 1 is
 // (2 + m) * 2^(e - 2), and 1, one half, is 2^-1; as e4m3 these are the bits (e + 6 + shift) << 3 | m << 2.
 TK_FN void tk_e2m1_to_e4m3(unsigned* out, unsigned codes, int shift) {
+  const unsigned exponent = (unsigned)(6 + shift) & 15u;
+  const unsigned low = (exponent * 0x08080800u + 0x0c080000u) & 0x7f7f7f00u;
+  const unsigned high = (exponent * 0x08080808u + 0x1c181410u) & 0x7f7f7f7fu;
+  const unsigned magnitudes = codes & 0x77777777u;
+  // Signs of even codes in `even`, of odd codes in `codes`, at the top of each byte.
+  const unsigned even = codes << 4;
+  out[0] = __byte_perm(low, high, magnitudes) | (__byte_perm(even, codes, 0x5140) & 0x80808080u);
+  out[1] = __byte_perm(low, high, magnitudes >> 16) | (__byte_perm(even, codes, 0x7362) & 0x80808080u);
+}
+template <int kCodes>
+TK_FN void tk_move_codes(unsigned* out, const unsigned* codes, int shift) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const unsigned half = codes >> (16 * h);
-    // The four nibbles in four bytes.
-    unsigned c = (half & 0xffu) | (half & 0xff00u) << 8;
-    c = (c & 0x000f000fu) | (c & 0x00f000f0u) << 4;
-    const unsigned magnitude = c & 0x07070707u;
-    unsigned bits = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned m = magnitude >> (8 * i) & 7u;
-      const unsigned e4m3 = m == 1u ? (unsigned)(6 + shift) << 3 : (m << 2) + ((unsigned)(6 + shift) << 3);
-      bits |= (m == 0u ? 0u : e4m3 & 0x7fu) << (8 * i);
-    }
-    out[h] = bits | (c & 0x08080808u) << 4;
-  }
+  for (int i = 0; i < (kCodes + 7) / 8; ++i) tk_e2m1_to_e4m3(out + 2 * i, codes[i], shift);
 }
 """
 
@@ -59,7 +57,7 @@ class _Key(NamedTuple):
 
     Attributes:
         x_packed, packed, padded: UE8M0 words come in; go out; the columns of the result's scales are padded.
-        codes: of a step of a thread, 8 or 2.
+        codes: of a step of a thread, 16, 8 or 2.
         load_width, store_width: widest access in bytes of that many codes in ``x`` and in the result.
         threads: of a team, which makes one output block.
     """
@@ -86,6 +84,7 @@ def _build(*key: Any) -> Any:
     steps_across = k.block_columns // k.codes
     steps = k.block_rows * steps_across
     unroll = math.gcd(steps // k.threads, 8) if steps % k.threads == 0 else 1
+    words = (k.codes + 7) // 8
     load = f"tk_load<{max(k.codes // 2, 1)}, {k.load_width}>"
     store = f"tk_store<{k.codes}, {k.store_width}>"
 
@@ -111,9 +110,9 @@ def _build(*key: Any) -> Any:
 
     @T.macro
     def team_extremes(largest: Any, smallest: Any, shared: Any, thread: Any) -> None:
-        full = T.uint32(0xFFFFFFFF)
-        largest[0] = T.call_extern("uint32", "__reduce_max_sync", full, largest[0])
-        smallest[0] = T.call_extern("uint32", "__reduce_min_sync", full, smallest[0])
+        for d in T.unroll(min(k.threads, 32).bit_length() - 1):
+            largest[0] = T.max(largest[0], T.shfl_xor(largest[0], T.int32(1) << d))
+            smallest[0] = T.min(smallest[0], T.shfl_xor(smallest[0], T.int32(1) << d))
         if k.threads > 32:
             if thread % 32 == 0:
                 shared[thread // 32] = largest[0]
@@ -187,8 +186,8 @@ def _build(*key: Any) -> Any:
 
     @T.macro
     def move(x: Any, x_sf: Any, out: Any, block_row: Any, block_column: Any, biased: Any, thread: Any) -> None:
-        words = T.alloc_local((unroll,), "uint32")
-        codes = T.alloc_local((2,), "uint32")
+        codes = T.alloc_local((unroll * words,), "uint32")
+        moved = T.alloc_local((2 * words,), "uint32")
         for i in T.serial(T.ceildiv(steps, k.threads * unroll)):
             for u in T.unroll(unroll):
                 at = (i * unroll + u) * k.threads + thread % k.threads
@@ -197,7 +196,7 @@ def _build(*key: Any) -> Any:
                 T.call_extern(
                     "handle",
                     load,
-                    T.access_ptr(words[u], "w", 1),
+                    T.access_ptr(codes[u * words], "w", words),
                     T.access_ptr(x[row, column // 2], "r"),
                     T.if_then_else(at < steps and row < rows, (columns - column) // 2, 0),
                 )
@@ -207,12 +206,18 @@ def _build(*key: Any) -> Any:
                 column = block_column * k.block_columns + at % steps_across * k.codes
                 if at < steps and row < rows and column < columns:
                     shift = exponent(x_sf, row // k.x_block_rows, column // k.x_block_columns) - biased
-                    T.call_extern("handle", "tk_e2m1_to_e4m3", T.access_ptr(codes[0], "w", 2), words[u], shift)
+                    T.call_extern(
+                        "handle",
+                        f"tk_move_codes<{k.codes}>",
+                        T.access_ptr(moved[0], "w", 2 * words),
+                        T.access_ptr(codes[u * words], "r", words),
+                        shift,
+                    )
                     T.call_extern(
                         "handle",
                         store,
                         T.access_ptr(out[row, column], "w"),
-                        T.access_ptr(codes[0], "r", 2),
+                        T.access_ptr(moved[0], "r", 2 * words),
                         columns - column,
                     )
 
@@ -239,6 +244,13 @@ def _build(*key: Any) -> Any:
 
 # Every access is predicated where it is made.
 _CAST = Builder("quant.per_block_cast_lossless", _build, pass_configs={"tl.disable_safe_memory_legalize": True})
+
+
+def _team(elements: int, codes: int) -> int:
+    """Threads that make a block: no more than it has steps, up to a warp; a thread block for large ones."""
+    if elements > 2048:
+        return _THREADS
+    return min(32, 1 << ((elements // codes).bit_length() - 1))
 
 
 class PerBlockCastLossless:
@@ -269,7 +281,7 @@ class PerBlockCastLossless:
             raise Refused(reason)
         x, x_sf, x_block_rows, x_block_columns, block_rows, block_columns, _, packed, _, _ = args
         out, sf = outs
-        codes = 2 if x_block_columns % 8 else 8
+        codes = next(c for c in (16, 8, 2) if x_block_columns % c == 0)
         key = _Key(
             x_block_rows,
             x_block_columns,
@@ -281,7 +293,7 @@ class PerBlockCastLossless:
             codes,
             access.access_width(x, max(codes // 2, 1)),
             access.access_width(out, codes),
-            32 if block_rows * block_columns <= 2048 else _THREADS,
+            _team(block_rows * block_columns, codes),
         )
         launch = _CAST.get(key, x.device) or _CAST.compile(key, x.device)
         launch(x, x_sf, out, sf)
@@ -290,7 +302,8 @@ class PerBlockCastLossless:
 KERNELS = {"quant.per_block_cast_lossless": PerBlockCastLossless()}
 
 CI_KEYS = [
-    (_CAST, _Key(1, 32, 32, 32, True, True, True, 8, 4, 8, 32)),
-    (_CAST, _Key(1, 32, 128, 128, False, False, False, 8, 4, 8, 256)),
+    (_CAST, _Key(1, 32, 1, 128, True, True, True, 16, 8, 16, 8)),
+    (_CAST, _Key(1, 32, 128, 128, False, False, False, 16, 8, 16, 256)),
+    (_CAST, _Key(1, 8, 32, 32, True, True, True, 8, 4, 8, 32)),
     (_CAST, _Key(2, 6, 4, 12, False, True, False, 2, 1, 1, 32)),
 ]

@@ -43,6 +43,25 @@ TK_FN void tk_fetch8(unsigned* words, const void* row, int column, int columns) 
     tk_load8<E, kWidth>(words, p + static_cast<long long>(column) * E::kBytes, columns - column);
   }
 }
+// Four elements; not of e5m6.
+template <class E, int kWidth>
+TK_FN void tk_fetch4(unsigned* words, const void* row, int column, int columns) {
+  const char* p = static_cast<const char*>(row);
+  if constexpr (tk_same<E, TkE2m1>) {
+    tk_load<2, (kWidth < 2 ? kWidth : 2)>(words, p + column / 2, (columns - column) / 2);
+  } else {
+    tk_load4<E, kWidth>(words, p + static_cast<long long>(column) * E::kBytes, columns - column);
+  }
+}
+template <class E>
+TK_FN void tk_values4(float* v, const unsigned* words) {
+  if constexpr (tk_same<E, TkE2m1>) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = tk_from_e2m1(words[0], i);
+  } else {
+    tk_widen4<E>(v, words);
+  }
+}
 template <class E>
 TK_FN void tk_values8(float* v, const unsigned* words) {
   if constexpr (tk_same<E, TkE2m1>) {
@@ -113,8 +132,8 @@ TK_FN void tk_emit8(void* row, const unsigned* words, int column, int columns) {
   tk_store<kVector, (kPart < kVector ? kPart : kVector)>(
       p, words, kFormat == 0 ? left : kFormat == 1 ? left / 2 : left / 2 * 3);
 }
-TK_FN void tk_put4(void* p, unsigned value) { *static_cast<unsigned*>(p) = value; }
-TK_FN void tk_put1(void* p, unsigned value) { *static_cast<unsigned char*>(p) = (unsigned char)value; }
+TK_FN void tk_put_word(void* p, unsigned value) { *static_cast<unsigned*>(p) = value; }
+TK_FN void tk_put_byte(void* p, unsigned value) { *static_cast<unsigned char*>(p) = (unsigned char)value; }
 """
 )
 

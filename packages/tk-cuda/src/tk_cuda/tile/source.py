@@ -23,6 +23,16 @@ _BASE = r"""
 
 TK_FN unsigned tk_bits(float x) { return __float_as_uint(x); }
 TK_FN float tk_float(unsigned bits) { return __uint_as_float(bits); }
+// About 1 / x, within an ulp where both are normal.
+TK_FN float tk_rcp(float x) {
+#ifdef __CUDA_ARCH__
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+#else
+  return 1.0f / x;
+#endif
+}
 
 // bf16 pairs: element 0 in the low half.
 TK_FN float tk_bf16_lo(unsigned pair) { return tk_float(pair << 16); }
@@ -221,13 +231,27 @@ TK_FN void tk_from_e5m6x8(float* v, const unsigned* words) {
 """
 
 _SCALES = r"""
+// The usual amax, from 2^-100 to 2^102, is divided without IEEE division: with s about 1 / b, q = RN(a s) and the exact
+// remainder e = a - q b, RN(q + e s) is the quotient. Tried for every mantissa, each qmax and every s within two ulp.
+TK_FN bool tk_is_usual(unsigned amax) { return amax - 0x0d800000u < 0x65000000u; }
+TK_FN float tk_quotient(float a, float b, float s) {
+  const float q = __fmul_rn(a, s);
+  return __fmaf_rn(__fmaf_rn(-q, b, a), s, q);
+}
 // Scales of a block from the bits of its amax, already raised to the clamp. A block with a NaN or an Inf gets a NaN.
 TK_FN float tk_sf_plain(unsigned amax, float qmax) {
-  return amax >= 0x7f800000u ? tk_float(0x7fc00000u) : __fdiv_rn(tk_float(amax), qmax);
+  const float a = tk_float(amax);
+  if (tk_is_usual(amax)) return tk_quotient(a, qmax, 1.0f / qmax);
+  return amax >= 0x7f800000u ? tk_float(0x7fc00000u) : __fdiv_rn(a, qmax);
 }
 // Factors are finite, so that zeros stay zeros in a block whose scale is 0.
 TK_FN float tk_inv_plain(unsigned amax, float qmax) {
-  return fminf(__fdiv_rn(qmax, tk_float(amax)), 0x1.fffffep127f);
+  const float a = tk_float(amax);
+  if (tk_is_usual(amax)) {
+    const float s = tk_rcp(a);
+    return tk_quotient(qmax, a, __fmaf_rn(s, __fmaf_rn(-a, s, 1.0f), s));
+  }
+  return fminf(__fdiv_rn(qmax, a), 0x1.fffffep127f);
 }
 // Biased exponent of the smallest power of two that is at least amax / qmax, for qmax = 448, 6 or 65024, whose
 // mantissa bits are given: ceil(log2) is a comparison of mantissas. 0 where amax / qmax underflows to 0, 255 for NaN.
@@ -241,7 +265,7 @@ TK_FN unsigned tk_ue8m0(unsigned amax, float qmax) {
 TK_FN float tk_sf_ue8m0(unsigned biased) { return tk_float(biased == 255u ? 0x7fc00000u : biased << 23); }
 TK_FN float tk_inv_ue8m0(unsigned biased) { return tk_float((254u - biased) << 23); }
 TK_FN unsigned tk_sf_e4m3(unsigned amax, float qmax) {
-  return amax >= 0x7f800000u ? 0x7fu : tk_e4m3x1(__fdiv_rn(tk_float(amax), qmax));
+  return amax >= 0x7f800000u ? 0x7fu : tk_e4m3x1(tk_sf_plain(amax, qmax));
 }
 TK_FN float tk_inv_e4m3(unsigned sf) {
   return fminf(__frcp_rn(tk_from_e4m3(sf, 0)), 0x1.fffffep127f);

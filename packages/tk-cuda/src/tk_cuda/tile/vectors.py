@@ -3,9 +3,12 @@
 ``T.import_source(SOURCE)`` brings, for an element type ``E`` of :func:`element`::
 
     void tk_load8<E, Width>(unsigned* words, const void* p, int count)
+    void tk_put8<E, Width>(void* p, const unsigned* words, int count)
     void tk_store8<E, Width>(void* p, const float* v, int count)
     void tk_widen8<E>(float* v, const unsigned* words)
+    void tk_narrow8<E>(unsigned* words, const float* v)
 
+and the same of four elements, ``tk_load4`` and so on: of fp32, these are what a lane stores at once without gaps.
 Accesses are of ``Width`` bytes; ``count`` elements exist (as in ``tile.access``: may be negative, or more than 8).
 """
 
@@ -22,52 +25,78 @@ struct TkE4m3 { static constexpr int kBytes = 1; };
 template <class A, class B> constexpr bool tk_same = false;
 template <class A> constexpr bool tk_same<A, A> = true;
 
-template <class E, int kWidth>
-__device__ __forceinline__ void tk_load8(unsigned* words, const void* p, int count) {
-  constexpr int kVector = E::kBytes * 8 < 16 ? E::kBytes * 8 : 16;
+template <class E, int kWidth, int kCount>
+__device__ __forceinline__ void tk_load_vector(unsigned* words, const void* p, int count) {
+  constexpr int kVector = E::kBytes * kCount < 16 ? E::kBytes * kCount : 16;
   constexpr int kPart = kWidth < kVector ? kWidth : kVector;
 #pragma unroll
-  for (int i = 0; i < E::kBytes * 8 / kVector; ++i) {
+  for (int i = 0; i < E::kBytes * kCount / kVector; ++i) {
     tk_load<kVector, kPart>(words + 4 * i, static_cast<const char*>(p) + 16 * i, count * E::kBytes - 16 * i);
+  }
+}
+template <class E, int kWidth>
+__device__ __forceinline__ void tk_load4(unsigned* words, const void* p, int count) {
+  tk_load_vector<E, kWidth, 4>(words, p, count);
+}
+template <class E, int kWidth>
+__device__ __forceinline__ void tk_load8(unsigned* words, const void* p, int count) {
+  tk_load_vector<E, kWidth, 8>(words, p, count);
+}
+template <class E>
+__device__ __forceinline__ void tk_widen4(float* v, const unsigned* words) {
+  if constexpr (tk_same<E, TkE4m3>) {
+    tk_from_e4m3x4(v, words[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[i] = tk_same<E, TkF32> ? tk_float(words[i]) : i % 2 ? tk_bf16_hi(words[i / 2]) : tk_bf16_lo(words[i / 2]);
+    }
   }
 }
 template <class E>
 __device__ __forceinline__ void tk_widen8(float* v, const unsigned* words) {
+  tk_widen4<E>(v, words);
+  tk_widen4<E>(v + 4, words + E::kBytes);
+}
+template <class E>
+__device__ __forceinline__ void tk_narrow4(unsigned* words, const float* v) {
+  if constexpr (tk_same<E, TkE4m3>) {
+    words[0] = tk_e4m3x4(v);
+  } else if constexpr (tk_same<E, TkBf16>) {
+    words[0] = tk_to_bf16x2(v[0], v[1]);
+    words[1] = tk_to_bf16x2(v[2], v[3]);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (tk_same<E, TkBf16>) {
-      v[2 * i] = tk_bf16_lo(words[i]);
-      v[2 * i + 1] = tk_bf16_hi(words[i]);
-    } else if constexpr (tk_same<E, TkF32>) {
-      v[2 * i] = tk_float(words[2 * i]);
-      v[2 * i + 1] = tk_float(words[2 * i + 1]);
-    } else if (i < 2) {
-      tk_from_e4m3x4(v + 4 * i, words[i]);
-    }
+    for (int i = 0; i < 4; ++i) words[i] = tk_bits(v[i]);
   }
 }
 template <class E>
 __device__ __forceinline__ void tk_narrow8(unsigned* words, const float* v) {
+  tk_narrow4<E>(words, v);
+  tk_narrow4<E>(words + E::kBytes, v + 4);
+}
+template <class E, int kWidth, int kCount>
+__device__ __forceinline__ void tk_put_vector(void* p, const unsigned* words, int count) {
+  constexpr int kVector = E::kBytes * kCount < 16 ? E::kBytes * kCount : 16;
+  constexpr int kPart = kWidth < kVector ? kWidth : kVector;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (tk_same<E, TkBf16>) {
-      words[i] = tk_to_bf16x2(v[2 * i], v[2 * i + 1]);
-    } else if constexpr (tk_same<E, TkF32>) {
-      words[2 * i] = tk_bits(v[2 * i]);
-      words[2 * i + 1] = tk_bits(v[2 * i + 1]);
-    } else if (i < 2) {
-      words[i] = tk_e4m3x4(v + 4 * i);
-    }
+  for (int i = 0; i < E::kBytes * kCount / kVector; ++i) {
+    tk_store<kVector, kPart>(static_cast<char*>(p) + 16 * i, words + 4 * i, count * E::kBytes - 16 * i);
   }
 }
 template <class E, int kWidth>
+__device__ __forceinline__ void tk_put4(void* p, const unsigned* words, int count) {
+  tk_put_vector<E, kWidth, 4>(p, words, count);
+}
+template <class E, int kWidth>
 __device__ __forceinline__ void tk_put8(void* p, const unsigned* words, int count) {
-  constexpr int kVector = E::kBytes * 8 < 16 ? E::kBytes * 8 : 16;
-  constexpr int kPart = kWidth < kVector ? kWidth : kVector;
-#pragma unroll
-  for (int i = 0; i < E::kBytes * 8 / kVector; ++i) {
-    tk_store<kVector, kPart>(static_cast<char*>(p) + 16 * i, words + 4 * i, count * E::kBytes - 16 * i);
-  }
+  tk_put_vector<E, kWidth, 8>(p, words, count);
+}
+template <class E, int kWidth>
+__device__ __forceinline__ void tk_store4(void* p, const float* v, int count) {
+  unsigned words[4];
+  tk_narrow4<E>(words, v);
+  tk_put4<E, kWidth>(p, words, count);
 }
 template <class E, int kWidth>
 __device__ __forceinline__ void tk_store8(void* p, const float* v, int count) {
