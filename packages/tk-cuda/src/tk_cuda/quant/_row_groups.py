@@ -141,8 +141,8 @@ class Vector:
         import tilelang.language as T
 
         kind, fmt, words = groups.element(k.dtype), groups.number(k.fmt), groups.words(k.dtype)
-        saturate = k.mode == "e4m3" or k.part == "data"
-        encode = f"tk_encode8<{fmt}, {str(k.stochastic).lower()}, {str(saturate).lower()}>"
+        short = k.dtype == "bfloat16" and k.x_kind < 0 and k.mode == "round" and k.part != "data"
+        encode = f"tk_encode8<{fmt}, {', '.join(str(flag).lower() for flag in (k.stochastic, short))}>"
         per_element = k.x_kind >= 0 and k.x_columns % VECTOR != 0
         self.factors = factors = VECTOR if per_element else 1
         given_kind = groups.SF_E4M3 if k.mode == "e4m3" else groups.SF_FLOAT
@@ -187,14 +187,17 @@ class Vector:
 
         @T.macro
         def amax(found: Any, raw: Any, input_sf: Any, at: Any) -> None:
-            if k.x_kind < 0:
+            if factors == 1:
                 found[0] = T.call_extern("uint32", f"tk_amax8<{kind}>", T.access_ptr(raw[at * words], "r", words))
+                if k.x_kind >= 0:
+                    product = T.ieee_mul(T.reinterpret("float32", found[0]), input_sf[at])
+                    found[0] = T.call_extern("uint32", "tk_amax", T.uint32(0), product)
             else:
                 v = T.alloc_local((VECTOR,), "float32")
                 values(v, raw, at)
                 found[0] = T.uint32(0)
                 for j in T.unroll(VECTOR):
-                    product = T.ieee_mul(v[j], input_sf[at * factors + j % factors])
+                    product = T.ieee_mul(v[j], input_sf[at * factors + j])
                     found[0] = T.call_extern("uint32", "tk_amax", found[0], product)
 
         @T.macro
@@ -219,15 +222,26 @@ class Vector:
                 else:
                     v[j] = T.ieee_mul(v[j], inv[j % len_of(codes)])
             quad = T.Cast("uint32", column // 4)
-            T.call_extern("handle", encode, T.access_ptr(to[0], "w", 3), T.access_ptr(v[0], "r", VECTOR), quad)
+            T.call_extern(
+                "handle",
+                encode,
+                T.access_ptr(to[0], "w", 3),
+                T.access_ptr(v[0], "r", VECTOR),
+                quad,
+                T.call_extern("bool", f"tk_are_coarse<{len_of(codes)}>", T.access_ptr(codes[0], "r", len_of(codes)))
+                if k.mode == "e4m3" and k.part != "data"
+                else T.bool(k.part == "data"),
+            )
 
         @T.macro
-        def write(out: Any, raw: Any, input_sf: Any, at: Any, row: Any, column: Any, rows: Any, codes: Any) -> None:
-            """Encode a vector by the code of its group, or the codes of its elements, and store it."""
+        def write(
+            out: Any, raw: Any, input_sf: Any, at: Any, row: Any, column: Any, rows: Any, end: Any, codes: Any
+        ) -> None:
+            """Encode a vector by the code of its group, or the codes of its elements; store what is before ``end``."""
             v = T.alloc_local((VECTOR,), "float32")
             packed = T.alloc_local((3,), "uint32")
             encoded(packed, v, raw, input_sf, at, column, codes)
-            exists = T.if_then_else(row < rows, k.columns, 0)
+            exists = T.if_then_else(row < rows, end, 0)
             if k.part == "back":
                 sf = T.alloc_local((len_of(codes),), "float32")
                 for j in T.unroll(len_of(codes)):

@@ -170,6 +170,8 @@ def _build_vectors(k: _Key) -> Any:
         if k.fmt == "e4m3":
             for j in T.unroll(per_vector // 4):
                 words[j] = T.call_extern("uint32", "tk_e4m3x4", T.access_ptr(values[4 * j], "r", 4))
+        elif size == 2 and k.rounded and k.part == "all":
+            words[0] = T.call_extern("uint32", "tk_e2m1x8_short", T.access_ptr(values[0], "r", per_vector))
         else:
             name = "tk_e2m1x8" if per_vector == 8 else "tk_e2m1x4"
             # Only given scales can leave values that saturate.

@@ -23,6 +23,10 @@ from ._row_groups import VECTOR, Key, Scale, Vector, lanes_of, signature
 THREADS = 256
 ROWS = 4
 """Rows that a thread takes where there are many."""
+QUANTIZED_ROWS = 2
+"""The same of quantized ``x``, whose rows take more registers for fewer bytes."""
+THREADS_PER_SM = 1536
+"""Threads that a multiprocessor shall hold of the form whose encoding is long: they hide its latency."""
 SMALL = 1 << 22
 """Elements up to which a thread takes one row, to keep every multiprocessor busy."""
 
@@ -39,6 +43,7 @@ def _build(*key: Any) -> Any:
     per_row = ceil_div(k.columns, step * items) * holders  # threads of a row
     words = groups.words(k.dtype)
     kept = ceil_div(k.rows, holders)
+    crowded = k.part == "all" and k.fmt == "e2m1" and k.dtype == "bfloat16" and not k.stochastic
     scale, vector = Scale(k), Vector(k)
 
     @T.macro
@@ -65,6 +70,8 @@ def _build(*key: Any) -> Any:
     def body(x: Any, x_sf: Any, out: Any, sf: Any, clamp: Any, rows: Any, last: Any, s0: Any, s1: Any) -> None:
         with T.Kernel(T.ceildiv(T.ceildiv(last, k.rows) * per_row, THREADS), threads=THREADS) as index:
             T.import_source(groups.SOURCE)
+            if crowded:
+                T.annotate_min_blocks_per_sm(THREADS_PER_SM // THREADS)
             flat = T.alloc_var("int32", init=index * THREADS + T.get_thread_binding())
             row0 = T.alloc_var("int32", init=T.truncdiv(flat, per_row) * k.rows)
             lane = T.alloc_var("int32", init=T.truncmod(flat, per_row))
@@ -98,7 +105,9 @@ def _build(*key: Any) -> Any:
                     elif k.part in ("all", "sf"):
                         stored[0] = scale.stored(code[0])
                     if k.part != "sf":
-                        vector.write(out, raw, factors, r * items + i, row0 + r, column0 + i * step, rows, code)
+                        vector.write(
+                            out, raw, factors, r * items + i, row0 + r, column0 + i * step, rows, k.columns, code
+                        )
                 if k.packed:
                     for d in T.unroll((holders // lanes).bit_length() - 1):
                         stored[0] = T.bitwise_or(stored[0], T.shfl_xor(stored[0], T.int32(lanes) << d))
@@ -130,7 +139,7 @@ def launcher(
     columns = x.shape[1] if x_sf is None else FORMAT_OF_DTYPE[x.dtype].logical(x.shape[1])
     in_registers = lanes_of(group) > 0 and fmt != "e5m6" and x.dtype != E5M6.dtype
     if in_registers:
-        rows = 1 if x.shape[0] * columns <= SMALL else ROWS
+        rows = 1 if x.shape[0] * columns <= SMALL else ROWS if x_sf is None else QUANTIZED_ROWS
     else:
         rows = _row_chunks.chunk_columns(columns, group, packed)
     result = x if part == "back" else out

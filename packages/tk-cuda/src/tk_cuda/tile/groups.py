@@ -6,7 +6,7 @@
     void tk_values8<E>(float* v, const unsigned* words)
     unsigned tk_amax8<E>(const unsigned* words)
     float tk_sf_at<Kind>(const void* sf, long long s0, long long s1, int row_block, int column_block)
-    void tk_encode8<Format, Stochastic, Saturate>(unsigned* words, const float* v, unsigned quad)
+    void tk_encode8<Format, Stochastic, Short>(unsigned* words, const float* v, unsigned quad, bool saturate)
     void tk_decode8<Format>(float* v, const unsigned* words)
     void tk_emit8<Format, Width>(void* row, const unsigned* words, int column, int columns)
 
@@ -80,6 +80,8 @@ TK_FN unsigned tk_amax8(const unsigned* words) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc = tk_amax_bf16x2(acc, words[i]);
     return tk_amax_fold(acc);
+  } else if constexpr (tk_same<E, TkE4m3>) {
+    return tk_amax_e4m3x8(words);
   } else {
     float v[8];
     tk_values8<E>(v, words);
@@ -101,16 +103,19 @@ TK_FN float tk_sf_at(const void* sf, long long s0, long long s1, int row_block, 
     return tk_from_ue8m0(__ldg(static_cast<const unsigned char*>(sf) + 4 * word + packed % 4));
   }
 }
-template <int kFormat, bool kStochastic, bool kSaturate>
-TK_FN void tk_encode8(unsigned* words, const float* v, unsigned quad) {
+// kShort: values have at most eight significant bits; saturate: of e2m1, magnitudes can reach 7.
+template <int kFormat, bool kStochastic, bool kShort>
+TK_FN void tk_encode8(unsigned* words, const float* v, unsigned quad, bool saturate) {
   if constexpr (kFormat == 0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       words[i] = kStochastic ? tk_e4m3x4_stochastic(v + 4 * i, quad + i) : tk_e4m3x4(v + 4 * i);
     }
+  } else if constexpr (kFormat == 1 && kShort) {
+    words[0] = kStochastic ? tk_e2m1x8_short_stochastic(v, quad) : tk_e2m1x8_short(v);
   } else if constexpr (kFormat == 1) {
     words[0] = kStochastic ? tk_e2m1x4_stochastic(v, quad) | tk_e2m1x4_stochastic(v + 4, quad + 1) << 16
-                           : tk_e2m1x8(v, kSaturate);
+                           : tk_e2m1x8(v, saturate);
   } else {
     tk_e5m6x8(words, v);
   }
@@ -123,14 +128,31 @@ TK_FN void tk_decode8(float* v, const unsigned* words) {
     tk_values8<TkE2m1>(v, words);
   }
 }
+// Three words of each lane of a warp, one after the other, in stores of 16 bytes: those of a lane would leave gaps.
+TK_FN void tk_store_run(char* p, const unsigned* words, int bytes) {
+  __shared__ __align__(16) unsigned runs[32][96];
+  unsigned* run = runs[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 3; ++i) run[3 * lane + i] = words[i];
+  __syncwarp();
+  if (lane < 24) tk_store<16, 16>(p + 16 * lane, run + 4 * lane, bytes - 16 * lane);
+}
+// e5m6 in accesses of 16 bytes: by whole warps, whose lanes have neighbouring columns.
 template <int kFormat, int kWidth>
 TK_FN void tk_emit8(void* row, const unsigned* words, int column, int columns) {
   constexpr int kVector = kFormat == 0 ? 8 : kFormat == 1 ? 4 : 12;
   constexpr int kPart = kFormat == 0 ? kWidth : kWidth < 4 ? kWidth : 4;
   const int left = columns - column;
   char* p = static_cast<char*>(row) + (kFormat == 0 ? column : kFormat == 1 ? column / 2 : column / 2 * 3);
-  tk_store<kVector, (kPart < kVector ? kPart : kVector)>(
-      p, words, kFormat == 0 ? left : kFormat == 1 ? left / 2 : left / 2 * 3);
+  if constexpr (kFormat == 2 && kWidth == 16) {
+    const int lane = threadIdx.x % 32;
+    tk_store_run(p - 12 * lane, words, left / 2 * 3 + 12 * lane);
+  } else {
+    tk_store<kVector, (kPart < kVector ? kPart : kVector)>(
+        p, words, kFormat == 0 ? left : kFormat == 1 ? left / 2 : left / 2 * 3);
+  }
 }
 TK_FN void tk_put_word(void* p, unsigned value) { *static_cast<unsigned*>(p) = value; }
 TK_FN void tk_put_byte(void* p, unsigned value) { *static_cast<unsigned char*>(p) = (unsigned char)value; }

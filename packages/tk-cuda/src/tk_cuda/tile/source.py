@@ -61,15 +61,22 @@ TK_FN unsigned short tk_to_bf16(float x) { return (unsigned short)tk_to_bf16x2(x
 _AMAX = r"""
 // Largest magnitudes, kept as the bits of a non-negative fp32: an unsigned maximum, in which Inf and NaN win.
 TK_FN unsigned tk_amax(unsigned acc, float x) {
+#ifdef __CUDA_ARCH__
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(tk_float(acc)), "f"(fabsf(x)));
+  return tk_bits(out);
+#else
   const unsigned b = tk_bits(x) & 0x7fffffffu;
   return acc > b ? acc : b;
+#endif
 }
 TK_FN unsigned tk_amax_bits(unsigned a, unsigned b) { return a > b ? a : b; }
 // The same for two bf16 at once, each in its half; tk_amax_fold gives the fp32 bits of the larger.
 TK_FN unsigned tk_amax_bf16x2(unsigned acc, unsigned pair) {
 #ifdef __CUDA_ARCH__
-  unsigned out;
-  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(acc), "r"(pair & 0x7fff7fffu));
+  unsigned magnitudes, out;
+  asm("abs.bf16x2 %0, %1;" : "=r"(magnitudes) : "r"(pair));
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(acc), "r"(magnitudes));
   return out;
 #else
   const unsigned p = pair & 0x7fff7fffu;
@@ -112,17 +119,43 @@ TK_FN float tk_from_e4m3(unsigned word, int at) {
   const unsigned bits = (b & 0x7fu) == 0x7fu ? 0x7fc00000u : tk_bits(__fmul_rn(tk_float((b & 0x7fu) << 20), 0x1p120f));
   return tk_float(bits | (b & 0x80u) << 24);
 }
+#ifdef TK_HAS_FP8
+// Two pairs of fp16, exact.
+TK_FN void tk_e4m3x4_to_f16(unsigned* pairs, unsigned word) {
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }"
+      : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(word));
+}
+#endif
 TK_FN void tk_from_e4m3x4(float* v, unsigned word) {
 #ifdef TK_HAS_FP8
-  unsigned lo, hi;
-  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }"
-      : "=r"(lo), "=r"(hi) : "r"(word));
-  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
-      : "=f"(v[0]), "=f"(v[1]) : "r"(lo));
-  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
-      : "=f"(v[2]), "=f"(v[3]) : "r"(hi));
+  unsigned pairs[2];
+  tk_e4m3x4_to_f16(pairs, word);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
+        : "=f"(v[2 * i]), "=f"(v[2 * i + 1]) : "r"(pairs[i]));
+  }
 #else
   for (int i = 0; i < 4; ++i) v[i] = tk_from_e4m3(word, i);
+#endif
+}
+// The largest magnitude of eight codes as the bits of an fp32.
+TK_FN unsigned tk_amax_e4m3x8(const unsigned* words) {
+  unsigned acc = 0;
+#ifdef TK_HAS_FP8
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    unsigned pairs[2];
+    tk_e4m3x4_to_f16(pairs, words[i]);
+    asm("{ .reg .b32 a, b; abs.f16x2 a, %1; abs.f16x2 b, %2; max.NaN.f16x2 %0, %0, a; max.NaN.f16x2 %0, %0, b; }"
+        : "+r"(acc) : "r"(pairs[0]), "r"(pairs[1]));
+  }
+  float most;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; max.NaN.f16 a, a, b; cvt.f32.f16 %0, a; }" : "=f"(most) : "r"(acc));
+  return tk_bits(most);
+#else
+  for (int i = 0; i < 8; ++i) acc = tk_amax(acc, tk_from_e4m3(words[i / 4], i % 4));
+  return acc;
 #endif
 }
 """
@@ -147,7 +180,8 @@ TK_FN float tk_e2m1_as_e4m3(float v) {
   // -d is -0 for zero, so adding a trace of v gives every zero the sign of v and changes nothing else.
   return __fmaf_rn(v, 0x1p-34f, -d) * 0x1p-6f;
 }
-// Eight values to eight codes, element 0 in the low nibble. `saturate` says whether magnitudes can pass 6.
+// Eight values to eight codes, element 0 in the low nibble. `saturate` says whether magnitudes can reach 7, which
+// rounds to 8.
 TK_FN unsigned tk_e2m1x8(const float* x, bool saturate) {
 #if defined(TK_HAS_FP4)
   unsigned out;
@@ -161,7 +195,13 @@ TK_FN unsigned tk_e2m1x8(const float* x, bool saturate) {
 #elif defined(TK_HAS_FP8) || !defined(__CUDA_ARCH__)
   float r[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) r[i] = tk_e2m1_as_e4m3(saturate ? fmaxf(fminf(x[i], 6.0f), -6.0f) : x[i]);
+  for (int i = 0; i < 8; ++i) r[i] = x[i];
+  if (saturate) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r[i] = fmaxf(fminf(r[i], 6.0f), -6.0f);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) r[i] = tk_e2m1_as_e4m3(r[i]);
   const unsigned even = tk_e4m3x2(r[0], r[2]) | tk_e4m3x2(r[4], r[6]) << 16;
   const unsigned odd = tk_e4m3x2(r[1], r[3]) | tk_e4m3x2(r[5], r[7]) << 16;
   return ((even >> 4) & 0x08080808u) | ((even >> 2) & 0x07070707u) | (odd & 0x80808080u) |
@@ -171,6 +211,24 @@ TK_FN unsigned tk_e2m1x8(const float* x, bool saturate) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) out |= tk_e2m1x2(x[2 * i], x[2 * i + 1]) << (8 * i);
   return out;
+#endif
+}
+// Eight values of at most eight significant bits and at most 6: bf16 times a power of two. As fp16 times 2^-14, so that
+// 1.0 is the smallest normal number, they are exact from 2^-2 on, and bits 11..9 of their patterns, rounded, are codes.
+TK_FN unsigned tk_e2m1x8_short(const float* x) {
+#if defined(TK_HAS_FP4) || !defined(__CUDA_ARCH__)
+  return tk_e2m1x8(x, false);
+#else
+  unsigned h[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(h[i]) : "r"(h[i]), "r"(0x04000400u));
+    h[i] += 0x00ff00ffu + (h[i] >> 9 & 0x00010001u);
+  }
+  const unsigned low = __byte_perm(h[0], h[1], 0x7531), high = __byte_perm(h[2], h[3], 0x7531);
+  const unsigned even = __byte_perm(low, high, 0x6420), odd = __byte_perm(low, high, 0x7531);
+  return (even >> 1 & 0x07070707u) | (even >> 4 & 0x08080808u) | (odd << 3 & 0x70707070u) | (odd & 0x80808080u);
 #endif
 }
 // Four values to two bytes.
@@ -189,21 +247,23 @@ TK_FN float tk_from_e2m1(unsigned word, int at) {
 _E5M6 = r"""
 // fp32 to e5m6 by the rule of the format's definition: fp16 toward zero, cut to twelve bits, then rounded by the low
 // seventeen bits of the fp32 pattern (nearest even for normal codes).
-TK_FN unsigned tk_e5m6(float v) {
-  unsigned short h;
-#ifdef __CUDA_ARCH__
-  asm("cvt.rz.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
-#else
-  h = tk_host_f16_rz(v);
-#endif
-  const unsigned code = h >> 4;
-  return (code + ((tk_bits(v) & 0x1ffffu) + (code & 1u) > 0x10000u ? 1u : 0u)) & 0xfffu;
+TK_FN unsigned tk_e5m6(unsigned cut, float v) {
+  return (cut + (((tk_bits(v) & 0x1ffffu) + (cut & 1u) + 0xffffu) >> 17)) & 0xfffu;
 }
 // Eight values to three words, a big-endian stream of twelve-bit codes in little-endian words.
 TK_FN void tk_e5m6x8(unsigned* words, const float* v) {
   unsigned h[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) h[i] = tk_e5m6(v[i]);
+  for (int i = 0; i < 8; i += 2) {
+#ifdef __CUDA_ARCH__
+    unsigned pair;
+    asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(v[i + 1]), "f"(v[i]));
+#else
+    const unsigned pair = tk_host_f16_rz(v[i]) | (unsigned)tk_host_f16_rz(v[i + 1]) << 16;
+#endif
+    h[i] = tk_e5m6((pair & 0xffffu) >> 4, v[i]);
+    h[i + 1] = tk_e5m6(pair >> 20, v[i + 1]);
+  }
   words[0] = h[0] << 20 | h[1] << 8 | h[2] >> 4;
   words[1] = h[2] << 28 | h[3] << 16 | h[4] << 4 | h[5] >> 8;
   words[2] = h[5] << 24 | h[6] << 12 | h[7];
@@ -267,8 +327,21 @@ TK_FN float tk_inv_ue8m0(unsigned biased) { return tk_float((254u - biased) << 2
 TK_FN unsigned tk_sf_e4m3(unsigned amax, float qmax) {
   return amax >= 0x7f800000u ? 0x7fu : tk_e4m3x1(tk_sf_plain(amax, qmax));
 }
+// One Newton step from the approximation is exact for every code.
 TK_FN float tk_inv_e4m3(unsigned sf) {
-  return fminf(__frcp_rn(tk_from_e4m3(sf, 0)), 0x1.fffffep127f);
+  float v[4];
+  tk_from_e4m3x4(v, sf);
+  const float s = tk_rcp(v[0]);
+  return sf - 1u < 0x7eu ? __fmaf_rn(s, __fmaf_rn(-v[0], s, 1.0f), s) : 0x1.fffffep127f;
+}
+// Whether magnitudes over some of these scales can pass qmax by more than a fifteenth: they were not rounded as normal
+// numbers.
+template <int kCount>
+TK_FN bool tk_are_coarse(const unsigned* sf) {
+  bool coarse = false;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) coarse = coarse || sf[i] - 8u > 0x75u;
+  return coarse;
 }
 // UE8M0 to fp32 as OCP MX has it: byte 0 is 2^-127, byte 255 is NaN.
 TK_FN float tk_from_ue8m0(unsigned byte) {
@@ -305,6 +378,16 @@ TK_FN float tk_stochastic(float a, unsigned r, float low, int bits) {
   const unsigned cut = __float2uint_rz(__fmul_rn(__fsub_rn(t, whole), 4294967296.0f));
   return __fmul_rn(r < cut ? __fadd_rn(whole, 1.0f) : whole, tk_float(p - ((unsigned)bits << 23)));
 }
+// The smaller one, or NaN if one is.
+TK_FN float tk_least(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float out;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+  return out;
+#else
+  return a != a || b < a ? (a != a ? a : b) : b != b ? b : a;
+#endif
+}
 TK_FN float tk_copysign(float a, float v) { return tk_float((tk_bits(a) & 0x7fffffffu) | (tk_bits(v) & 0x80000000u)); }
 TK_FN float tk_stochastic_e4m3(float v, unsigned r) {
   if (!(fabsf(v) < 448.0f)) return v;
@@ -313,10 +396,9 @@ TK_FN float tk_stochastic_e4m3(float v, unsigned r) {
 TK_FN unsigned tk_e4m3x4_stochastic(const float* v, unsigned index) {
   const unsigned r = tk_hash0(tk_hash(v, index));
   float s[4];
-  const float least = fminf(fminf(fabsf(v[0]), fabsf(v[1])), fminf(fabsf(v[2]), fabsf(v[3])));
-  const float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-  if (least >= 0x1p-6f && most <= 448.0f) {
-    // Normal codes: r < 2^12 fraction is a carry out of the cut bits of fraction + ~r.
+  const float least = tk_least(tk_least(fabsf(v[0]), fabsf(v[1])), tk_least(fabsf(v[2]), fabsf(v[3])));
+  if (least >= 0x1p-6f) {
+    // Normal codes, or saturated: r < 2^12 fraction is a carry out of the cut bits of fraction + ~r.
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[i] = tk_float((tk_bits(v[i]) + (~tk_rotl(r, 8 * i) >> 12)) & 0xfff00000u);
   } else {
@@ -335,6 +417,28 @@ TK_FN unsigned tk_e2m1x4_stochastic(const float* v, unsigned index) {
     s[i] = tk_copysign(tk_stochastic(a, tk_rotl(r, 8 * i), 1.0f, 1), v[i]);
   }
   return tk_e2m1x4(s, false);
+}
+// Eight short values (as of tk_e2m1x8_short). Times 2^-126 their patterns hold the code in bits 24..22 and the fraction
+// below, exact for multiples of 2^-23: zeros and magnitudes from 2^-16 on. r < 2^32 fraction is then a carry.
+TK_FN unsigned tk_e2m1x8_short_stochastic(const float* v, unsigned index) {
+  unsigned least = 0xffffffffu, out = 0u;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const unsigned before = (tk_bits(v[i]) & 0x7fffffffu) - 1u;  // the largest number for a zero
+    least = before < least ? before : least;
+  }
+  if (least < 0x377fffffu) return tk_e2m1x4_stochastic(v, index) | tk_e2m1x4_stochastic(v + 4, index + 1) << 16;
+#pragma unroll
+  for (int q = 1; q >= 0; --q) {
+    const unsigned noise = ~tk_hash0(tk_hash(v + 4 * q, index + q));
+#pragma unroll
+    for (int i = 3; i >= 0; --i) {
+      const float x = v[4 * q + i];
+      const unsigned code = (tk_bits(__fmul_rn(fabsf(x), 0x1p-126f)) << 6) + (tk_rotl(noise, 8 * i) >> 4);
+      out = out << 4 | (code | (tk_bits(x) & 0x80000000u)) >> 28;
+    }
+  }
+  return out;
 }
 // One value to bf16 bits: up where the 16 random bits are below the cut ones; saturates, keeps Inf, quiets NaN.
 TK_FN unsigned tk_bf16_stochastic(float v, unsigned r) {
