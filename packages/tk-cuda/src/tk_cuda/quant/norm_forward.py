@@ -1,8 +1,9 @@
 """CUDA kernels of ``quant.norm_forward`` and ``quant.norm_forward_and_per_token_cast``: bound by bandwidth.
 
-A block takes one row and keeps it in registers, packed. The sum of squares is taken over chunks of 256 channels (8 in
-each lane of a warp, then a butterfly over the warp), then over the chunks in ascending order: the same order whatever
-number of threads shares the row, so many rows can use few threads each, and few rows many.
+A block takes one row and keeps it in registers, packed. The sum of squares is a tree over eights of channels within
+chunks of 256, then over the chunks: the same tree whatever number of threads shares the row, so many rows can use few
+threads each, and few rows many. A thread takes vectors of 8 channels; pairs of neighbouring vectors where codes are all
+that is stored of them, so that a scale costs half as much (stores of wider elements would leave gaps).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from . import _swiglu
 _CHUNK = 256
 _VECTORS = 4
 """Vectors of 8 channels in a thread, with many rows: loads in flight against threads."""
+_THREADS_PER_SM = 1120
+"""Threads that a multiprocessor shall hold of the form that is bound by latency."""
 _MOST_CHANNELS = 65536
 _MOST_GROUPS = 8192
 _WAVES_OF_FEW_ROWS = 2
@@ -40,15 +43,30 @@ struct TkNormRow {  // pointers to a row; null for what is not asked for
   void* mega;
 };
 
+// First channel of vector `v` of this thread.
+template <class Shape>
+TK_FN int tk_norm_column(int v) {
+  return (v / Shape::kPair * Shape::kThreads + threadIdx.x) * 8 * Shape::kPair + v % Shape::kPair * 8;
+}
 // Groups that no lanes of a warp share: the amax of each in shared memory.
 template <class Shape>
 TK_FN unsigned* tk_group_amax() {
   __shared__ unsigned amax[Shape::kOddGroups];
   return amax;
 }
-template <class Shape>
-TK_FN void tk_store_norm(const TkNormRow& row, float (*n)[8], long long group_stride, long long mega_stride,
-                         float clamp_min) {
+template <class Shape, int kWords>
+TK_FN unsigned tk_pair_amax(const unsigned (*words)[kWords]) {
+  unsigned acc = 0u;
+#pragma unroll
+  for (int i = 0; i < Shape::kPair * kWords; ++i) {
+    const unsigned word = words[i / kWords][i % kWords];
+    acc = kWords == 4 ? tk_amax_bf16x2(acc, word) : tk_amax(acc, tk_float(word));
+  }
+  return kWords == 4 ? tk_amax_fold(acc) : acc;
+}
+template <class Shape, int kWords>
+TK_FN void tk_store_norm(const TkNormRow& row, const unsigned (*words)[kWords], long long group_stride,
+                         long long mega_stride, float clamp_min) {
   using S = Shape;
   const int lane = threadIdx.x % 32;
   constexpr bool kOdd = S::kOddGroups > 1;
@@ -58,10 +76,12 @@ TK_FN void tk_store_norm(const TkNormRow& row, float (*n)[8], long long group_st
     __syncthreads();
 #pragma unroll
     for (int v = 0; v < S::kVectors; ++v) {
-      const int column = (v * S::kThreads + threadIdx.x) * 8;
+      const int column = tk_norm_column<S>(v);
+      float n[8];
+      tk_widen8<typename S::E>(n, words[v]);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (column + i < S::kChannels) atomicMax(&odd[(column + i) / S::kGroup], tk_amax(0u, n[v][i]));
+        if (column + i < S::kChannels) atomicMax(&odd[(column + i) / S::kGroup], tk_amax(0u, n[i]));
       }
     }
     __syncthreads();
@@ -72,26 +92,37 @@ TK_FN void tk_store_norm(const TkNormRow& row, float (*n)[8], long long group_st
     }
   }
 #pragma unroll
-  for (int v = 0; v < S::kVectors; ++v) {
-    const int column = (v * S::kThreads + threadIdx.x) * 8;
+  for (int v = 0; v < S::kVectors; v += S::kPair) {
+    const int column = tk_norm_column<S>(v);
+    float n[8 * S::kPair];
     unsigned scale;
+#pragma unroll
+    for (int i = 0; i < S::kPair; ++i) tk_widen8<typename S::E>(n + 8 * i, words[v + i]);
     if constexpr (kOdd) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int group = min(column + i, S::kChannels - 1) / S::kGroup;
-        n[v][i] = __fmul_rn(n[v][i], tk_group_scale<S::kRound, S::kPacked>(&scale, odd[group], clamp_min));
+        n[i] = __fmul_rn(n[i], tk_group_scale<S::kRound, S::kPacked>(&scale, odd[group], clamp_min));
       }
     } else {
       const int group = column / S::kGroup;
-      const unsigned amax = tk_amax_lanes<S::kLanes>(tk_amax8(n[v]));
-      tk_scale8(n[v], tk_group_scale<S::kRound, S::kPacked>(&scale, amax, clamp_min));
+      const unsigned amax = tk_amax_lanes<S::kLanes>(tk_pair_amax<S, kWords>(words + v));
+      const float inverse = tk_group_scale<S::kRound, S::kPacked>(&scale, amax, clamp_min);
+#pragma unroll
+      for (int i = 0; i < S::kPair; ++i) tk_scale8(n + 8 * i, inverse);
       tk_store_scale<S::kPacked, S::kLanes, true>(row.sf, scale, group, S::kGroups, S::kGroups, group_stride, lane);
       if constexpr (S::kMega) {
         const unsigned biased = S::kPacked ? scale : scale >> 23;
         tk_store_scale<true, S::kLanes, true>(row.mega, biased, group, S::kGroups, S::kGroups, mega_stride, lane);
       }
     }
-    tk_store8<TkE4m3, S::kOutWidth>(static_cast<char*>(row.out) + column, n[v], S::kChannels - column);
+    char* out = static_cast<char*>(row.out) + column;
+    const int count = S::kWhole ? 8 * S::kPair : S::kChannels - column;
+    if constexpr (S::kPair == 2) {
+      tk_store_codes16<S::kOutWidth>(out, n, count);
+    } else {
+      tk_store8<TkE4m3, S::kOutWidth>(out, n, count);
+    }
   }
 }
 
@@ -100,20 +131,22 @@ TK_FN void tk_norm_row(TkNormRow row, float eps, float out_scale, long long grou
                        float clamp_min) {
   using S = Shape;
   using E = typename S::E;
-  constexpr int kWarps = S::kThreads / 32;
+  constexpr int kWarps = S::kThreads / 32, kShare = 32 / S::kPair;  // lanes that share a chunk
+  const int lane = threadIdx.x % 32;
   __shared__ float sums[S::kVectors * kWarps];
   unsigned words[S::kVectors][E::kBytes * 2], more[S::kVectors][E::kBytes * 2];
   const auto at = [](const void* p, int column, int bytes) { return static_cast<const char*>(p) + column * bytes; };
 #pragma unroll
   for (int v = 0; v < S::kVectors; ++v) {
-    const int column = (v * S::kThreads + threadIdx.x) * 8, count = S::kWhole ? 8 : S::kChannels - column;
+    const int column = tk_norm_column<S>(v), count = S::kWhole ? 8 : S::kChannels - column;
     tk_load8<E, S::kXWidth>(words[v], at(row.x, column, E::kBytes), count);
     if constexpr (S::kResidual) tk_load8<E, S::kResidualWidth>(more[v], at(row.residual, column, E::kBytes), count);
   }
+  float sum[S::kPair];
 #pragma unroll
   for (int v = 0; v < S::kVectors; ++v) {
-    const int column = (v * S::kThreads + threadIdx.x) * 8, count = S::kWhole ? 8 : S::kChannels - column;
-    float h[8], sum = 0.0f;
+    const int column = tk_norm_column<S>(v), count = S::kWhole ? 8 : S::kChannels - column;
+    float h[8], &squares = sum[v % S::kPair];
     tk_widen8<E>(h, words[v]);
     if constexpr (S::kResidual) {
       float r[8];
@@ -124,46 +157,50 @@ TK_FN void tk_norm_row(TkNormRow row, float eps, float out_scale, long long grou
       tk_widen8<E>(h, words[v]);
       tk_put8<E, S::kHWidth>(const_cast<char*>(at(row.h, column, E::kBytes)), words[v], count);
     }
+    squares = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum = __fmaf_rn(h[i], h[i], sum);
+    for (int i = 0; i < 8; ++i) squares = __fmaf_rn(h[i], h[i], squares);
 #pragma unroll
-    for (int mask = 16; mask; mask /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
-    if (threadIdx.x % 32 == 0) sums[v * kWarps + threadIdx.x / 32] = sum;
+    for (int mask = kShare / 2; mask; mask /= 2) {
+      squares = __fadd_rn(squares, __shfl_xor_sync(0xffffffffu, squares, mask));
+    }
+    if (v % S::kPair == S::kPair - 1 && lane % kShare == 0) {
+      const int chunk = (v / S::kPair * kWarps + threadIdx.x / 32) * S::kPair + lane / kShare;
+      sums[chunk] = S::kPair == 2 ? __fadd_rn(sum[0], squares) : squares;
+    }
     if constexpr (S::kWeight) tk_load8<E, S::kWeightWidth>(more[v], at(row.weight, column, E::kBytes), count);
   }
   __syncthreads();
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < S::kChunks; ++i) total = __fadd_rn(total, sums[i]);
+  for (int i = 0; i < S::kChunks; i += 32) {
+    if (i + lane < S::kChunks) total = __fadd_rn(total, sums[i + lane]);
+  }
+#pragma unroll
+  for (int mask = 16; mask; mask /= 2) total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, mask));
   const float rstd = rsqrtf(__fadd_rn(__fdiv_rn(total, (float)S::kChannels), eps));
   if constexpr (S::kRstd) {
     if (threadIdx.x == 0) *row.rstd = rstd;
   }
-  float n[S::kVectors][8];
 #pragma unroll
   for (int v = 0; v < S::kVectors; ++v) {
-    const int column = (v * S::kThreads + threadIdx.x) * 8, count = S::kWhole ? 8 : S::kChannels - column;
-    float h[8], w[8];
-    tk_widen8<E>(h, words[v]);
+    const int column = tk_norm_column<S>(v), count = S::kWhole ? 8 : S::kChannels - column;
+    float n[8], w[8];
+    tk_widen8<E>(n, words[v]);
     if constexpr (S::kWeight) tk_widen8<E>(w, more[v]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      n[v][i] = __fmul_rn(__fmul_rn(h[i], rstd), S::kWeight ? __fmul_rn(w[i], out_scale) : out_scale);
+      n[i] = __fmul_rn(__fmul_rn(n[i], rstd), S::kWeight ? __fmul_rn(w[i], out_scale) : out_scale);
+      if (S::kGroup && !S::kWhole && i >= count) n[i] = 0.0f;  // 0 times an infinite rstd
     }
+    tk_narrow8<E>(words[v], n);
     if constexpr (S::kGroup == 0) {
-      tk_store8<E, S::kOutWidth>(const_cast<char*>(at(row.out, column, E::kBytes)), n[v], count);
-    } else {
-      tk_round8<E>(n[v]);
-#pragma unroll
-      for (int i = 0; i < (S::kWhole ? 0 : 8); ++i) {
-        if (i >= count) n[v][i] = 0.0f;  // 0 times an infinite rstd
-      }
-      if constexpr (S::kBf16) {
-        tk_store8<TkBf16, S::kBf16Width>(const_cast<char*>(at(row.out_bf16, column, 2)), n[v], count);
-      }
+      tk_put8<E, S::kOutWidth>(const_cast<char*>(at(row.out, column, E::kBytes)), words[v], count);
+    } else if constexpr (S::kBf16) {
+      tk_store8<TkBf16, S::kBf16Width>(const_cast<char*>(at(row.out_bf16, column, 2)), n, count);
     }
   }
-  if constexpr (S::kGroup > 0) tk_store_norm<S>(row, n, group_stride, mega_stride, clamp_min);
+  if constexpr (S::kGroup > 0) tk_store_norm<S>(row, words, group_stride, mega_stride, clamp_min);
 }
 // Where the fused MoE kernel has the scales of a token: blocks padded to 128, transposed 4 x 32 in each 128.
 TK_FN long long tk_mega_row(int token, int block) {
@@ -215,25 +252,32 @@ class _Key(NamedTuple):
     mega: bool
 
 
-def _lanes(group: int) -> int:
+def _pair(group: int, codes_alone: bool) -> int:
+    """Neighbouring vectors of a thread: 2 if all of them lie in one group, and rows are stored as codes alone."""
+    return 2 if codes_alone and group and group % 16 == 0 and 512 % group == 0 else 1
+
+
+def _lanes(group: int, pair: int = 1) -> int:
     """Lanes of a warp that share a group; 0 if groups are not whole lanes, a power of two of them."""
-    lanes = group // 8
-    return lanes if group % 8 == 0 and lanes in (1, 2, 4, 8, 16, 32) else 0
+    lanes, odd = divmod(group, 8 * pair)
+    return lanes if not odd and lanes in (1, 2, 4, 8, 16, 32) else 0
 
 
 def _shape(k: _Key) -> str:
     """The key as a C++ type."""
     x, residual, weight, out, h, bf16 = k.widths
+    pair = _pair(k.group, not h and not bf16)
     groups = -(-k.channels // k.group) if k.group else 1
     numbers = {
         "kChannels": k.channels,
         "kThreads": k.threads,
         "kVectors": k.vectors,
+        "kPair": pair,
         "kChunks": -(-k.channels // _CHUNK),
         "kGroup": k.group,
         "kGroups": groups,
-        "kLanes": max(_lanes(k.group), 1),
-        "kOddGroups": groups + 1 if k.group and not _lanes(k.group) else 1,
+        "kLanes": max(_lanes(k.group, pair), 1),
+        "kOddGroups": groups + 1 if k.group and not _lanes(k.group, pair) else 1,
         "kXWidth": x,
         "kResidualWidth": residual or 1,
         "kWeightWidth": weight or 1,
@@ -260,6 +304,7 @@ def _build(*key: Any) -> Any:
     k = _Key(*key)
     _, has_residual, has_weight, _, has_h, has_bf16 = (width > 0 for width in k.widths)
     source = _SOURCE + _shape(k)
+    paired = k.dtype == "bfloat16" and _pair(k.group, not has_h and not has_bf16) == 2
     batch, rows = T.dynamic("batch"), T.dynamic("rows")
     names = iter(range(100))
 
@@ -294,6 +339,8 @@ def _build(*key: Any) -> Any:
     ) -> None:
         with T.Kernel(blocks, threads=k.threads) as block:
             T.import_source(source)
+            if paired:
+                T.annotate_min_blocks_per_sm(max(_THREADS_PER_SM // k.threads, 1))
             item = T.alloc_var("int32")
             row = T.alloc_var("int64")
             item = T.truncdiv(block, stored_rows) if k.rank == 3 else 0
@@ -346,12 +393,12 @@ def _build(*key: Any) -> Any:
 _NORM = Builder("quant.norm_forward", _build, pass_configs={"tl.disable_safe_memory_legalize": True})
 
 
-def _geometry(channels: int, rows: int, sms: int) -> tuple[int, int]:
+def _geometry(channels: int, rows: int, sms: int, pair: int) -> tuple[int, int]:
     """Threads of a row, and vectors in each: many threads for few rows, which are a matter of latency."""
-    chunks = -(-channels // _CHUNK)
-    count = 1 if rows <= _WAVES_OF_FEW_ROWS * sms else min(_VECTORS, chunks)
+    chunks = -(-channels // (_CHUNK * pair))
+    count = 1 if rows <= _WAVES_OF_FEW_ROWS * sms else min(_VECTORS // pair, chunks)
     count = max(count, -(-chunks // 32))
-    return -(-chunks // count) * 32, count
+    return -(-chunks // count) * 32, count * pair
 
 
 class _Cast(NamedTuple):
@@ -387,12 +434,13 @@ def _launch(
     items = x.shape[0] if x.dim() == 3 else 1
     bf16 = None if cast is None else cast.out_bf16
     mega = None if cast is None else cast.mega
+    group = 0 if cast is None else cast.group
     key = _Key(
         x.dtype,
         x.dim(),
         channels,
-        *_geometry(channels, items * rows, num_sms(x.device)),
-        0 if cast is None else cast.group,
+        *_geometry(channels, items * rows, num_sms(x.device), _pair(group, h is None and bf16 is None)),
+        group,
         cast is not None and cast.rounded,
         cast is not None and cast.packed,
         (_width(x), _width(residual), _width(weight), _width(out), _width(h), _width(bf16)),
@@ -500,6 +548,6 @@ CI_KEYS = [
     (_NORM, ("bfloat16", 2, 7168, 224, 4, 0, False, False, (16, 0, 16, 16, 0, 0), False, False)),
     (_NORM, ("float32", 3, 77, 32, 1, 0, False, False, (4, 4, 4, 4, 4, 0), True, False)),
     (_NORM, ("bfloat16", 2, 7168, 224, 4, 32, True, True, (16, 16, 16, 8, 16, 16), True, True)),
-    (_NORM, ("bfloat16", 2, 7168, 896, 1, 32, True, True, (16, 0, 16, 8, 0, 0), False, False)),
+    (_NORM, ("bfloat16", 2, 7168, 448, 2, 32, True, True, (16, 0, 16, 16, 0, 0), False, False)),
     (_NORM, ("float32", 3, 130, 32, 1, 48, False, False, (8, 0, 8, 2, 0, 4), False, False)),
 ]
