@@ -4,8 +4,9 @@ A thread block takes 128 columns of ``blocks`` blocks of ``num_per_tokens`` rows
 reads one vector of columns from ``rows`` consecutive rows into registers; partial amaxes meet in shared memory, one
 thread per column makes the scale and its inverse, and every thread encodes what it holds. The transposing form turns
 four rows of a column into a word and writes rows of the result through shared memory, the word of column ``c`` and row
-word ``r`` at ``33 c + skew + r``, which spreads both directions over the banks. Where blocks or groups do not suit, a
-thread walks down one column twice.
+word ``r`` at ``33 c + skew + r``, which spreads both directions over the banks. Rows of e4m3 whose scales are powers of
+two not far apart are scaled in pairs of fp16, which is exact. Where blocks or groups do not suit, a thread walks down
+one column twice.
 """
 
 from __future__ import annotations
@@ -32,6 +33,95 @@ _ROWS = 8
 """The most rows that a thread holds."""
 _THREADS_PER_SM = 1024
 """Threads that a multiprocessor shall hold: with eight vectors each, enough bytes are on their way."""
+_SOURCE = r"""
+// fp16 holds an e4m3 times 2^e for e from -15 up. These functions work on pairs of columns, in 8 columns of kRows rows
+// whose scales are powers of two (or 0 for a row of zeros); they return true, and have done nothing, where that fails.
+template <int kRows>
+TK_FN bool tk_scale_range(unsigned* least, unsigned* most, const float* scales) {
+  unsigned any = 0u;
+  *most = 0u;
+  *least = 0xffffffffu;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned bits = tk_bits(scales[i]);
+    any |= bits;
+    *most = *most > bits ? *most : bits;
+    *least = *least < bits - 1u ? *least : bits - 1u;  // the largest number for a zero
+  }
+  *least += 1u;
+  return (any & 0x807fffffu) || *most == 0u || *most >= 0x7f800000u;
+}
+TK_FN unsigned tk_scaled_pair(unsigned pair, unsigned powers) {
+  unsigned out = pair;
+#ifdef __CUDA_ARCH__
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(powers));
+#endif
+  return out;
+}
+// Bits of the largest magnitudes of the columns.
+template <int kRows>
+TK_FN bool tk_scaled_amax(unsigned* amax, const unsigned* words, const float* scales) {
+  unsigned least, most;
+  if (tk_scale_range<kRows>(&least, &most, scales) || most - least > 14u << 23) return true;
+#ifdef TK_HAS_FP8
+  unsigned acc[4] = {0u, 0u, 0u, 0u};
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned bits = tk_bits(scales[i]);
+    const unsigned powers = (((bits ? bits : most) - most + (15u << 23)) >> 13) * 0x10001u;
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      unsigned pairs[2];
+      tk_e4m3x4_to_f16(pairs, words[2 * i + j / 2]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        asm("{ .reg .b32 a; abs.f16x2 a, %1; max.NaN.f16x2 %0, %0, a; }"
+            : "+r"(acc[j + h]) : "r"(tk_scaled_pair(pairs[h], powers)));
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) amax[j] = tk_bits(__fmul_rn(tk_from_f16(acc[j / 2] >> (j % 2 * 16)), tk_float(most)));
+  return false;
+#else
+  return true;
+#endif
+}
+// Codes of the rows times their scales and the factors of the columns, powers of two.
+template <int kRows>
+TK_FN bool tk_scaled_codes(unsigned* codes, const unsigned* words, const float* scales, const float* factors) {
+  unsigned least, most, least_factor, most_factor;
+  if (tk_scale_range<kRows>(&least, &most, scales)) return true;
+  if (tk_scale_range<8>(&least_factor, &most_factor, factors)) return true;
+  if (most + most_factor > (254u + 15u) << 23 || least + least_factor < (254u - 14u) << 23) return true;
+#ifdef TK_HAS_FP8
+  unsigned columns[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const unsigned even = (tk_bits(factors[2 * j]) >> 13) - (239u << 10);
+    const unsigned odd = (tk_bits(factors[2 * j + 1]) >> 13) - (239u << 10);
+    columns[j] = even + (odd << 16);
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const unsigned bits = tk_bits(scales[i]), row = ((bits ? bits : most) >> 13) * 0x10001u;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      unsigned pairs[2];
+      tk_e4m3x4_to_f16(pairs, words[2 * i + j]);
+      pairs[0] = tk_scaled_pair(pairs[0], columns[2 * j] + row);
+      pairs[1] = tk_scaled_pair(pairs[1], columns[2 * j + 1] + row);
+      asm("{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f16x2 a, %1; cvt.rn.satfinite.e4m3x2.f16x2 b, %2;\n"
+          "mov.b32 %0, {a, b}; }"
+          : "=r"(codes[2 * i + j]) : "r"(pairs[0]), "r"(pairs[1]));
+    }
+  }
+  return false;
+#else
+  return true;
+#endif
+}
+"""
 _PER_VECTOR = {"bfloat16": 8, "float32": 4, "float8_e4m3fn": 8}
 
 
@@ -175,6 +265,7 @@ def _vector_body(k: _Key) -> Any:
     pairs = k.dtype == "bfloat16"
     amax_words = per_vector // 2 if pairs else per_vector
     tile_words = _COLUMNS * 33 + 5 if k.transposed else 1
+    in_fp16 = k.dtype == "float8_e4m3fn" and k.sf_dtype is not None and k.rounded
     biased, scale, factor = _scale_expressions(k)
     input_scale = _input_scale(k)
 
@@ -329,10 +420,8 @@ def _vector_body(k: _Key) -> Any:
         x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any, source_rows: Any, rows: Any, columns: Any
     ) -> None:
         with T.Kernel(T.ceildiv(rows, tile_rows) * T.ceildiv(columns, _COLUMNS), threads=threads) as at:
-            T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE)
-            T.annotate_min_blocks_per_sm(
-                max((_THREADS_PER_SM if k.sf_dtype is None else _THREADS_PER_SM * 3 // 4) // threads, 1)
-            )
+            T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE + _SOURCE)
+            T.annotate_min_blocks_per_sm(max(_THREADS_PER_SM // threads, 1))
             thread = T.get_thread_binding()
             across = T.alloc_var("int32", init=T.ceildiv(columns, _COLUMNS))
             group = T.alloc_var("int32", init=T.truncdiv(at, across))
@@ -349,7 +438,17 @@ def _vector_body(k: _Key) -> Any:
             inverse = T.alloc_shared((blocks * _COLUMNS,), "float32", scope="shared")
 
             read(vectors, factors, x, x_sf, index, row, column, (source_rows, rows, columns))
-            partial_amax(amax, values, vectors, factors)
+            in_fp32 = T.alloc_var("bool", init=True)
+            if in_fp16:
+                in_fp32 = T.call_extern(
+                    "bool",
+                    f"tk_scaled_amax<{k.rows}>",
+                    T.access_ptr(amax[0], "w", amax_words),
+                    T.access_ptr(vectors[0], "r", vector_words * k.rows),
+                    T.access_ptr(factors[0], "r", k.rows),
+                )
+            if in_fp32:
+                partial_amax(amax, values, vectors, factors)
             for j in T.vectorized(amax_words):
                 partial[thread * amax_words + j] = amax[j]
             T.sync_threads()
@@ -358,8 +457,19 @@ def _vector_body(k: _Key) -> Any:
             T.sync_threads()
             for j in T.vectorized(per_vector):
                 inv[j] = inverse[thread // lanes // slots * _COLUMNS + thread % lanes * per_vector + j]
+            if in_fp16:
+                in_fp32 = T.call_extern(
+                    "bool",
+                    f"tk_scaled_codes<{k.rows}>",
+                    T.access_ptr(codes[0], "w", k.rows * (per_vector // 4)),
+                    T.access_ptr(vectors[0], "r", vector_words * k.rows),
+                    T.access_ptr(factors[0], "r", k.rows),
+                    T.access_ptr(inv[0], "r", per_vector),
+                )
+            if in_fp32:
+                for i in T.unroll(k.rows):
+                    encode(codes, values, vectors, factors, inv, i)
             for i in T.unroll(k.rows):
-                encode(codes, values, vectors, factors, inv, i)
                 if not k.transposed:
                     T.call_extern(
                         "handle",
