@@ -1,8 +1,8 @@
 """CUDA kernel of ``transform.apply_rotary``: in place, bound by bandwidth.
 
-A thread rotates 8 pairs of channels, two vectors of 8 elements, in several heads of one token, with the cosines and
-sines of its pairs in registers and the loads of all its heads in flight at once. A block covers several heads of one
-token, or several tokens where these have few heads. One launch serves query and key.
+A thread rotates 8 pairs of channels, two vectors of 8 elements, or 4 pairs side by side, one vector, in several heads
+of one token, with the cosines and sines of its pairs in registers and the loads of all its heads in flight at once. A
+block covers several heads of one token, or several tokens where these have few heads. One launch serves query and key.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..tile import access, vectors
 from ..tile.function import prim_func
 
 _THREADS = 128
-_HEADS_AT_ONCE = 4
-"""Heads of a thread whose loads are in flight together."""
+_VECTORS_AT_ONCE = 8
+"""Vectors of a thread whose loads are in flight together."""
 
 _SOURCE = (
     vectors.SOURCE
@@ -40,28 +40,28 @@ TK_FN void tk_load_angles(float* c, float* z, const float* cache, long long stri
     z[i] = conjugate ? -tk_float(words[8 + i]) : tk_float(words[8 + i]);
   }
 }
-// Two vectors of one head: eight pairs, side by side (a0 b0 a1 b1 ...) or halves (a0 a1 ...; b0 b1 ...).
+// Pairs of one head: eight in two vectors (a0 a1 ...; b0 b1 ...), or four side by side in one (a0 b0 a1 b1 ...).
 template <class E, int kWidth, bool kInterleaved>
 TK_FN void tk_load_pairs(unsigned* words, const void* p, int half, int pairs) {
-  const char* second = static_cast<const char*>(p) + (kInterleaved ? 8 : half) * E::kBytes;
   tk_load8<E, kWidth>(words, p, kInterleaved ? 2 * pairs : pairs);
-  tk_load8<E, kWidth>(words + 2 * E::kBytes, second, kInterleaved ? 2 * pairs - 8 : pairs);
+  if constexpr (!kInterleaved) {
+    tk_load8<E, kWidth>(words + 2 * E::kBytes, static_cast<const char*>(p) + half * E::kBytes, pairs);
+  }
 }
 template <class E, int kWidth, bool kInterleaved>
 TK_FN void tk_rotate_pairs(void* p, const unsigned* words, const float* c, const float* z, int half, int pairs) {
-  float v[16];
+  float v[kInterleaved ? 8 : 16];
   tk_widen8<E>(v, words);
-  tk_widen8<E>(v + 8, words + 2 * E::kBytes);
+  if constexpr (!kInterleaved) tk_widen8<E>(v + 8, words + 2 * E::kBytes);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < (kInterleaved ? 4 : 8); ++i) {
     const int at = kInterleaved ? 2 * i : i, other = kInterleaved ? 2 * i + 1 : i + 8;
     const float a = v[at], b = v[other];
     v[at] = __fmaf_rn(a, c[i], -__fmul_rn(b, z[i]));
     v[other] = __fmaf_rn(a, z[i], __fmul_rn(b, c[i]));
   }
-  char* second = static_cast<char*>(p) + (kInterleaved ? 8 : half) * E::kBytes;
   tk_store8<E, kWidth>(p, v, kInterleaved ? 2 * pairs : pairs);
-  tk_store8<E, kWidth>(second, v + 8, kInterleaved ? 2 * pairs - 8 : pairs);
+  if constexpr (!kInterleaved) tk_store8<E, kWidth>(static_cast<char*>(p) + half * E::kBytes, v + 8, pairs);
 }
 """
 )
@@ -89,9 +89,9 @@ class _Key(NamedTuple):
     interleaved: bool
 
 
-def _split(channels: int, heads: int) -> tuple[int, int, int]:
+def _split(channels: int, heads: int, interleaved: bool) -> tuple[int, int, int]:
     """Threads for the pairs of a head, for heads at once, and for tokens at once; the product is at most a block."""
-    lanes = min(-(-channels // 16), _THREADS)
+    lanes = min(-(-channels // (8 if interleaved else 16)), _THREADS)
     head_lanes = 1
     while 2 * head_lanes * lanes <= _THREADS and head_lanes < heads:
         head_lanes *= 2
@@ -103,10 +103,12 @@ def _build(*key: Any) -> Any:
 
     k = _Key(*key)
     element = vectors.element(k.dtype)
-    words = 2 * vectors.words(k.dtype)
+    pairs = 4 if k.interleaved else 8  # of a thread
+    words = pairs // 4 * vectors.words(k.dtype)
+    at_once = _VECTORS_AT_ONCE // (pairs // 4)  # heads
     half = k.channels // 2
-    lanes, head_lanes, token_lanes = _split(k.channels, max(k.heads, k.key_heads))
-    chunks = -(-half // (8 * lanes))
+    lanes, head_lanes, token_lanes = _split(k.channels, max(k.heads, k.key_heads), k.interleaved)
+    chunks = -(-half // (pairs * lanes))
     interleaved = str(k.interleaved).lower()
     load_pairs = f"tk_load_pairs<{element}, {k.width}, {interleaved}>"
     rotate_pairs = f"tk_rotate_pairs<{element}, {k.width}, {interleaved}>"
@@ -122,12 +124,12 @@ def _build(*key: Any) -> Any:
     @T.macro
     def rotate(t: Any, leading: Any, heads: int, first: Any, pair: Any, c: Any, z: Any) -> None:
         """Rotate the heads ``first``, ``first + head_lanes``, ... of a token, a few at once."""
-        held = T.alloc_local((_HEADS_AT_ONCE * words,), "uint32")
-        rounds = -(-heads // (head_lanes * _HEADS_AT_ONCE))
+        held = T.alloc_local((at_once * words,), "uint32")
+        rounds = -(-heads // (head_lanes * at_once))
         offset = pair * 2 if k.interleaved else pair
         for i in T.serial(rounds):
-            for j in T.unroll(min(_HEADS_AT_ONCE, -(-heads // head_lanes))):
-                head = first + (i * _HEADS_AT_ONCE + j) * head_lanes
+            for j in T.unroll(min(at_once, -(-heads // head_lanes))):
+                head = first + (i * at_once + j) * head_lanes
                 if head < heads:
                     T.call_extern(
                         "handle",
@@ -137,8 +139,8 @@ def _build(*key: Any) -> Any:
                         half,
                         half - pair,
                     )
-            for j in T.unroll(min(_HEADS_AT_ONCE, -(-heads // head_lanes))):
-                head = first + (i * _HEADS_AT_ONCE + j) * head_lanes
+            for j in T.unroll(min(at_once, -(-heads // head_lanes))):
+                head = first + (i * at_once + j) * head_lanes
                 if head < heads:
                     T.call_extern(
                         "handle",
@@ -171,7 +173,7 @@ def _build(*key: Any) -> Any:
                 if k.positions is not None:
                     at = T.cast(positions[leading], "int64")
                 for chunk in T.serial(chunks):
-                    pair = (chunk * lanes + T.truncmod(thread, lanes)) * 8
+                    pair = (chunk * lanes + T.truncmod(thread, lanes)) * pairs
                     T.call_extern(
                         "handle",
                         f"tk_load_angles<{k.cache_width}>",
@@ -263,7 +265,7 @@ class ApplyRotary:
                 raise Refused(reason)
             launch = _ROTARY.compile(facts, query.device)
         items = query.shape[0] * query.shape[1] if query.dim() == 4 else query.shape[0]
-        _, _, token_lanes = _split(channels, max(heads, key_heads))
+        _, _, token_lanes = _split(channels, max(heads, key_heads), interleaved)
         launch(
             query,
             cos_sin_cache,
