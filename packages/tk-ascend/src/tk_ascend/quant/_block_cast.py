@@ -87,8 +87,7 @@ def _build(
         limit: T.float32,
     ):
         with T.Kernel(cores) as core:
-            elements = T.alloc_shared((height, width), dtype)
-            up = T.alloc_shared((height, width) if swiglu else (1, 1), dtype)
+            elements = T.alloc_shared((height, width), source.tile_dtype)
             scales = T.alloc_shared((height, width) if source.quantized else (1, 1), T.float32)
             coded = T.alloc_shared((width, height) if transposed else (height, width // form.codes), code_dtype)
             part = T.alloc_shared((tiling.splits, width), T.int32)
@@ -104,7 +103,7 @@ def _build(
                 left = T.truncmod(number, items_across) * item_columns
                 high = T.min(item_rows, rows - top)
                 broad = T.min(item_columns, columns - left)
-                tiles = Tiles(elements, up, scales)
+                tiles = Tiles(elements, scales)
                 item = Place(top, left, high, broad)
                 block = Block(block_rows, block_columns, block_splits, split_rows)
                 given = InputScales(
@@ -144,7 +143,7 @@ def _build(
 
 _CAST = Builder("quant.block_cast", _build)
 
-_WIDE, _SMALL = Tiling(128, 256), Tiling(128, 128)
+_TILING = Tiling(128, 256)
 
 
 def block_cast(
@@ -178,11 +177,10 @@ def block_cast(
     """
     rows = x.shape[0] if index is None else index.shape[0]
     columns = x.shape[1] // 2 if swiglu else x.shape[1]
-    tiling = _SMALL if swiglu else _WIDE
-    cut = plan(rows, columns, *block, tiling)
+    cut = plan(rows, columns, *block, _TILING)
     if x_sf is not None:
         x = x.view(torch.uint8)
-    key = (x.dtype, index is not None, swiglu, fmt, transposed, *tiling, not cut.fits(tiling), vector_cores(x.device))
+    key = (x.dtype, index is not None, swiglu, fmt, transposed, *_TILING, not cut.fits(_TILING), vector_cores(x.device))
     _CAST(
         key,
         x,

@@ -1,10 +1,10 @@
-"""What the SwiGLU kernels share: which rows are real and what they weigh, the counters, and the function itself.
+"""What the SwiGLU kernels share: which rows are real and what they weigh, and the counters.
 
 Small kernels look every row up once, so that those that move the data read one expert and one weight a row, whatever
 the caller gave.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -188,15 +188,3 @@ def count(counters: Tensor, x: Tensor, rows: Rows, bound: float) -> None:
 def unsupported(x: Tensor) -> str | None:
     """Why no kernel takes this input."""
     return "the vector cores have no float64 arithmetic" if x.dtype == torch.float64 else None
-
-
-def clamped(T: Any, value: Any, low: Any, high: Any) -> Any:
-    """A value within bounds; NaN stays NaN."""
-    return T.if_then_else(value > high, high, T.if_then_else(value < low, low, value))
-
-
-def activation(T: Any, gate: Any, up: Any, bound: Any) -> Any:
-    """``silu(gate) * up`` of elements that are clamped first; without a clamp the bound is infinite."""
-    l = T.Cast(T.float32, gate)
-    l = T.if_then_else(l > bound, bound, l)
-    return (l / (T.exp(-l) + T.float32(1.0))) * clamped(T, T.Cast(T.float32, up), -bound, bound)

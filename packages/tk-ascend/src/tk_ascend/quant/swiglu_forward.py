@@ -14,6 +14,7 @@ from tk_core.backend import Refused
 
 from ..jit import Builder, vector_cores
 from ..tile import groups, scale_tensors
+from ..tile.activation import activation
 from ..tile.indices import kept
 from . import _swiglu
 from ._swiglu import REAL, THREADS, WEIGHTED
@@ -64,7 +65,7 @@ def _build(x_dtype: str, dtype: str, height: int, width: int, cores: int):
                             if expert >= 0:
                                 gate = T.Cast(T.float32, gates[i, j])
                                 up = T.Cast(T.float32, ups[i, j])
-                                value = _swiglu.activation(T, gate, up, bound) * weight
+                                value = activation(T, gate, up, bound) * weight
                             result[i, j] = T.Cast(dtype, value)
                 T.copy(result[0:tall, 0:wide], out[top : top + tall, left : left + wide])
 
@@ -133,7 +134,7 @@ def _build_cast(x_dtype: str, height: int, width: int, cores: int):
                             if expert >= 0:
                                 gate = T.Cast(T.float32, gates[i, j])
                                 up = T.Cast(T.float32, ups[i, j])
-                                value = _swiglu.activation(T, gate, up, bound) * weight
+                                value = activation(T, gate, up, bound) * weight
                             values[i, j] = value
                 quantize(
                     values,

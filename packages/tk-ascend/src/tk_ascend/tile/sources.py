@@ -3,15 +3,15 @@
 from typing import Any, NamedTuple
 
 from . import decode, scale_tensors
+from .activation import activation
 from .blocks import Tiling
 from .indices import kept, within
 
 
 class Tiles(NamedTuple):
-    """Tiles of UB: the elements; the second half of the row for SwiGLU; the scales of quantized elements, by group."""
+    """Tiles of UB: the elements, and the scales of quantized ones, by group of columns."""
 
     elements: Any
-    up: Any
     scales: Any
 
 
@@ -43,6 +43,16 @@ class Source(NamedTuple):
     def quantized(self) -> bool:
         return self.dtype == "uint8"
 
+    @property
+    def copied(self) -> bool:
+        """Whether the elements come as they are, by DMA."""
+        return not (self.gathered or self.swiglu)
+
+    @property
+    def tile_dtype(self) -> str:
+        """Of the elements in their tile."""
+        return "bfloat16" if self.swiglu else self.dtype
+
     def element(self, T: Any, tiles: Tiles, i: Any, c: Any) -> Any:
         """An element as fp32, without its scale."""
         element = tiles.elements[i, c]
@@ -66,8 +76,8 @@ def loading(T: Any, tiling: Tiling, source: Source) -> Any:
     splits, rows, threads = tiling.splits, tiling.rows, tiling.threads
 
     @T.macro
-    def fetch(x, index, given, at, tiles):
-        """Rows by index, and scales: what is not copied by DMA. A thread takes a column, and a group of columns."""
+    def fetch(x, index, given, at, half, limit, tiles):
+        """What is not copied by DMA: rows by index, SwiGLU, scales. A thread takes a column, and a group of columns."""
         with T.SimtVF(threads=threads):
             for s, c in T.Parallel(splits, tiling.width):
                 token = T.alloc_var(T.int32)
@@ -82,6 +92,9 @@ def loading(T: Any, tiling: Tiling, source: Source) -> Any:
                                     tiles.elements[i, c] = x[token, at.column + c]
                                 else:
                                     tiles.elements[i, c] = T.Cast(source.dtype, 0)
+                        if source.swiglu and c < at.width:
+                            value = activation(T, x[token, at.column + c], x[token, half + at.column + c], limit)
+                            tiles.elements[i, c] = T.Cast(T.bfloat16, value)
                         if source.quantized:
                             column = kept(T, T.truncdiv(at.column, given.group) + c)
                             if column * given.group < at.column + at.width:
@@ -93,33 +106,13 @@ def loading(T: Any, tiling: Tiling, source: Source) -> Any:
                                     tiles.scales[i, c] = 0.0
 
     @T.macro
-    def gate(at, limit, gates, up):
-        with T.SimtVF(threads=threads):
-            for s, c in T.Parallel(splits, tiling.width):
-                l = T.alloc_var(T.float32)
-                r = T.alloc_var(T.float32)
-                for k in T.serial(rows):
-                    i = s * rows + k
-                    if i < at.height and c < at.width:
-                        l = T.Cast(T.float32, gates[i, c])
-                        r = T.Cast(T.float32, up[i, c])
-                        l = T.if_then_else(l > limit, limit, l)
-                        r = T.if_then_else(r > limit, limit, T.if_then_else(r < -limit, -limit, r))
-                        r = (l / (T.float32(1.0) + T.exp(-l))) * r
-                        gates[i, c] = T.Cast(source.dtype, T.Cast(T.bfloat16, r))
-
-    @T.macro
     def load(x, index, given, at, half, limit, tiles):
-        if not source.gathered:
+        if source.copied:
             T.copy(
                 x[at.row : at.row + at.height, at.column : at.column + at.width],
                 tiles.elements[0 : at.height, 0 : at.width],
             )
-        if source.gathered or source.quantized:
-            fetch(x, index, given, at, tiles)
-        if source.swiglu:
-            second = half + at.column
-            T.copy(x[at.row : at.row + at.height, second : second + at.width], tiles.up[0 : at.height, 0 : at.width])
-            gate(at, limit, tiles.elements, tiles.up)
+        if not source.copied or source.quantized:
+            fetch(x, index, given, at, half, limit, tiles)
 
     return load
