@@ -1,15 +1,18 @@
-"""What the SwiGLU kernels share: which rows are real and what they weigh, and the counters.
+"""What the SwiGLU kernels share: which rows are real and what they weigh, the counters, and the gradient of an element.
 
 Small kernels look every row up once, so that those that move the data read one expert and one weight a row, whatever
 the caller gave.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..jit import Builder, vector_cores
+from ..tile.activation import clamped
+from ..tile.arithmetic import fma
+from ..tile.indices import kept
 
 THREADS = 512
 COUNTED_ROWS = 8
@@ -188,3 +191,16 @@ def count(counters: Tensor, x: Tensor, rows: Rows, bound: float) -> None:
 def unsupported(x: Tensor) -> str | None:
     """Why no kernel takes this input."""
     return "the vector cores have no float64 arithmetic" if x.dtype == torch.float64 else None
+
+
+def gradient(T: Any, gate: Any, up: Any, g: Any, weight: Any, bound: Any) -> tuple[Any, Any, Any]:
+    """The gradients of gate and up from that of the weighted result, and the unweighted result."""
+    l = kept(T, T.if_then_else(gate > bound, bound, gate))
+    r = kept(T, clamped(T, up, -bound, bound))
+    denominator = kept(T, T.exp(-l) + T.float32(1.0))
+    s = kept(T, T.float32(1.0) / denominator)
+    q = kept(T, (g * weight) * s)
+    zero = T.float32(0.0)
+    gate_grad = T.if_then_else(gate > bound, zero, (q * r) * fma(T, l, T.float32(1.0) - s, T.float32(1.0)))
+    up_grad = T.if_then_else(up > bound, zero, T.if_then_else(up < -bound, zero, q * l))
+    return kept(T, gate_grad), kept(T, up_grad), kept(T, (l / denominator) * r)

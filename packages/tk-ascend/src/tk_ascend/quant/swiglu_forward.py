@@ -148,7 +148,7 @@ def _build_cast(x_dtype: str, height: int, width: int, cores: int):
                     rounded,
                     group,
                     clamp_min,
-                    groups.Place(top, T.truncdiv(left, group), tall, wide),
+                    groups.Place(top, T.truncdiv(left, group), tall, wide, T.truncdiv(channels + group - 1, group)),
                 )
                 T.copy(coded[0:tall, 0:wide], q[top : top + tall, left : left + wide])
 
