@@ -9,7 +9,7 @@ import pytest
 
 PACKAGES = pathlib.Path(__file__).parents[2]
 CORE = PACKAGES / "tk-core" / "src" / "tk_core"
-ROOMS = {"reference", "cases", "layers", "compat", "conformance", "bench", "cli"}
+ROOMS = {"reference", "cases", "layers", "conformance", "bench", "cli"}
 
 
 def imports(path: pathlib.Path) -> list[tuple[str, bool]]:
