@@ -40,3 +40,13 @@ def test_given_scales() -> None:
         return (quant.per_block_cast_with_precomputed_sf(*args),)
 
     equal_to_reference(cast, x, "e4m3", (200, 320), sf)
+
+
+@pytest.mark.parametrize("outer", [(256, 64), (32, 512), (320, 704)])
+@pytest.mark.parametrize("flags", [{}, PACKED], ids=["float", "packed"])
+def test_lossless(outer: tuple[int, int], flags: dict[str, bool]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(-128, 128, (310, 350), dtype=torch.int8, generator=generator)
+    exponents = torch.randint(-5, 6, (310, 22), generator=generator)
+    x = codes, torch.exp2(exponents.float())
+    equal_to_reference(quant.per_block_cast_lossless, x, "e4m3", (1, 32), outer, **flags)

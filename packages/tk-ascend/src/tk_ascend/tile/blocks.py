@@ -110,6 +110,22 @@ class Scaling(NamedTuple):
     bits: tuple[Any, Any]
 
 
+def storing(T: Any) -> Any:
+    """The macro that stores the UE8M0 byte of a block, for a matrix of so many rows and columns."""
+
+    @T.macro
+    def store_exponent(scaling, at, exponent, row, column, block, rows, columns):
+        scaling.narrow[at] = T.Cast(T.uint8, exponent)
+        # The last word has an unused byte where there is no other block for it.
+        beyond = (row + scaling.bits[0]) * block.rows >= rows
+        if (row & scaling.bits[0]) + (column & scaling.bits[1]) == 0 and (
+            beyond or (column + scaling.bits[1]) * block.columns >= columns
+        ):
+            scaling.narrow[at + 1] = T.Cast(T.uint8, 0)
+
+    return store_exponent
+
+
 def casting(T: Any, tiling: Tiling, form: Format, source: Any, transposed: bool, several: bool) -> tuple[Any, ...]:
     """Macros that find the amax of columns, merge it over tiles, make the scales of blocks, and encode a tile.
 
@@ -119,6 +135,8 @@ def casting(T: Any, tiling: Tiling, form: Format, source: Any, transposed: bool,
         several: whether an item has several tiles, so that their amax is merged.
     """
     splits, rows, threads = tiling.splits, tiling.rows, tiling.threads
+
+    store_exponent = storing(T)
 
     def group_of(at, c, group):
         """Where the scale of a column's quantized elements is in its tile."""
@@ -186,13 +204,7 @@ def casting(T: Any, tiling: Tiling, form: Format, source: Any, transposed: bool,
                         scale, inverse = codes.scale(T, amax, scaling.clamp_min, scaling.qmax, True, False)
                     factor[p, b] = inverse
                     if scaling.kind == scale_tensors.UE8M0:
-                        scaling.narrow[at] = T.Cast(T.uint8, codes.exponent(T, scale))
-                        # The last word has an unused byte where there is no other block for it.
-                        beyond = (row + scaling.bits[0]) * block.rows >= rows
-                        if (row & scaling.bits[0]) + (column & scaling.bits[1]) == 0 and (
-                            beyond or (column + scaling.bits[1]) * block.columns >= columns
-                        ):
-                            scaling.narrow[at + 1] = T.Cast(T.uint8, 0)
+                        store_exponent(scaling, at, codes.exponent(T, scale), row, column, block, rows, columns)
                     elif scaling.mode != GIVEN:
                         scaling.wide[at] = scale
 
