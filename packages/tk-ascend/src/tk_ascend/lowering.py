@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tk_ascend.cache import cache_folder, digest, write_atomically
+from tk_core.errors import NoBackendError
 
 _FORMAT = "1"
 
@@ -76,10 +77,17 @@ def lower(function: Any, key: str | None = None) -> Lowered:
 
     Returns:
         The source with its parameters and launches.
+
+    Raises:
+        NoBackendError: TileLang is not installed.
     """
+    try:
+        compiler = version("tilelang")
+    except PackageNotFoundError:
+        raise NoBackendError("tk-ascend needs the package tilelang: pip install 'tilelang>=0.1.15,<0.2'") from None
     if key is None:
         return _lower(_resolve(function))
-    path = cache_folder("ascend") / f"{digest(_FORMAT, version('tilelang'), key)}.json"
+    path = cache_folder("ascend") / f"{digest(_FORMAT, compiler, key)}.json"
     if path.exists():
         return Lowered.from_json(path.read_text())
     lowered = _lower(_resolve(function))

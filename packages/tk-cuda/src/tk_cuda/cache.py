@@ -40,6 +40,7 @@ FORMAT = 1
 CUBINS = "tk_cuda_cubins"
 """Import name of the wheel that ships a filled cache."""
 
+_RUNTIME = {"tilelang": "tilelang", "tvm_ffi": "apache-tvm-ffi"}
 _MARK = b"tk-cuda\x01"
 _TAIL = struct.Struct("<Q32s8s")
 _VERSION = re.compile(r"-cuda([0-9.]+)\.(?:so|cubin)$")
@@ -188,13 +189,18 @@ def _imported(importer: Path, level: int, dotted: str, names: str) -> list[tuple
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """What besides source and key decides the machine code of a library; known without importing any compiler."""
-    return {
-        "format": str(FORMAT),
-        "tilelang": importlib.metadata.version("tilelang"),
-        "tvm_ffi": importlib.metadata.version("apache-tvm-ffi"),
-        "host": platform.machine(),
-    }
+    """What besides source and key decides the machine code of a library; known without importing any compiler.
+
+    Raises:
+        NoBackendError: TileLang is not installed.
+    """
+    try:
+        versions = {name: importlib.metadata.version(package) for name, package in _RUNTIME.items()}
+    except importlib.metadata.PackageNotFoundError as missing:
+        from tk_core.errors import NoBackendError  # here, so that reading a cache does not import torch
+
+        raise NoBackendError(f"tk-cuda needs the package {missing.name}: pip install 'tilelang>=0.1.15,<0.2'") from None
+    return {"format": str(FORMAT), **versions, "host": platform.machine()}
 
 
 def digest_of(facts: dict[str, Any]) -> str:

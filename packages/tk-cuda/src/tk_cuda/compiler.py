@@ -105,7 +105,9 @@ def lower(
 
     Raises:
         CompileError: what ``compile_device`` raised. Errors of TileLang pass unchanged.
+        NoBackendError: TileLang is not installed.
     """
+    cache.environment()
     import tilelang
     from tilelang.transform.pass_config import normalize_pass_configs
     from tvm.target import Target

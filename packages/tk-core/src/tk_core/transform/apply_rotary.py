@@ -131,6 +131,8 @@ def _check_positions(op: str, query: Tensor, cache: Tensor, positions: Tensor, s
 
 def _check_offset(op: str, tokens: int, length: int, seqlen_offset: int) -> None:
     checks.at_least(op, "seqlen_offset", seqlen_offset, 0)
+    if tokens > length:
+        checks.invalid(op, "cos_sin_cache", f"have a row for each of the S = {tokens} positions", f"L = {length}")
     if seqlen_offset + tokens > length:
         checks.invalid(op, "seqlen_offset", f"be at most L - S = {length} - {tokens}", seqlen_offset)
 
