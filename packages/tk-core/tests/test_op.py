@@ -277,3 +277,126 @@ def test_an_argument_that_cannot_be_hashed_is_named(monkeypatch):
         per_token_cast(torch.randn(2, 128), ["e4m3"], 128)
     with pytest.raises((InvalidArgumentError, InvalidDtypeError), match="num_per_channels"):
         per_token_cast(torch.randn(2, 128), "e4m3", [128])
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "must"),
+    [
+        ("round_sf", 1, "be a bool, got int"),
+        ("round_sf", "no", "be a bool, got str"),
+        ("num_per_channels", 128.0, "be an int, got float"),
+        ("num_per_channels", True, "be an int, got bool"),
+        ("num_per_channels", 2**70, "fit in 64 bits"),
+        ("use_e4m3_sf", None, "be a bool, got NoneType"),
+    ],
+)
+def test_an_argument_of_another_type_is_named_also_when_an_equal_one_is_planned(monkeypatch, name, bad, must):
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
+    monkeypatch.setattr(CAST, "_plans", {})
+    x = torch.randn(2, 128)
+    legal = {"num_per_channels": 1 if bad is True else 128, "round_sf": bad == 1, "use_e4m3_sf": False}
+    for _ in range(3):
+        per_token_cast(x, "e4m3", **legal)
+        with pytest.raises((InvalidArgumentError, InvalidDtypeError), match=f"{name} must {must}"):
+            per_token_cast(x, "e4m3", **{**legal, name: bad})
+
+
+def test_zeros_of_both_signs_are_different_plans(monkeypatch):
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
+    monkeypatch.setattr(op.OPERATORS["quant.norm_forward"], "_plans", {})
+    x = torch.ones(1, 2)
+    for _ in range(3):
+        for factor in (0.0, -0.0):
+            out = tk_core.quant.norm_forward(x, None, 0.0, out_scale=factor)[0]
+            assert out.signbit().all() == (str(factor) == "-0.0")
+
+
+def test_tensors_without_plain_memory_are_refused_by_name():
+    from tk_core.moe import normalize_weight
+
+    dense = torch.rand(2, 4)
+    for bad in (dense.to_sparse(), dense.to_sparse_csr(), torch.nested.nested_tensor([dense]), torch._neg_view(dense)):
+        with pytest.raises(InvalidArgumentError, match="topk_weights must"):
+            normalize_weight(bad)
+    with pytest.raises(InvalidDtypeError, match=r"topk_weights must be a torch\.Tensor, got str"):
+        normalize_weight("weights")
+
+
+def test_out_is_checked_before_anything_is_written():
+    from tk_core.moe import normalize_weight
+
+    weights = torch.rand(2, 4)
+    before = weights.clone()
+    for bad, message in [
+        ((None,), "out must be a tuple of 2 elements"),
+        (3, "out must be a tuple of 2 elements"),
+        ((None, "x"), r"out\[1\] must be a torch.Tensor, got str"),
+        ((None, weights), r"out\[1\] must not overlap topk_weights"),
+        ((None, torch.empty(2, 4, requires_grad=True)), r"out\[1\] must not require grad"),
+    ]:
+        with pytest.raises((InvalidArgumentError, InvalidDtypeError), match=message):
+            normalize_weight(weights, out=bad)
+    assert torch.equal(weights, before)
+    x, sf = torch.randn(2, 256), torch.empty(1, 2).expand(2, 2)
+    with pytest.raises(InvalidArgumentError, match=r"out\[1\] must have no overlapping rows"):
+        per_token_cast(x, "e4m3", 128, out=(None, sf))
+
+
+def test_no_way_to_call_loses_a_gradient():
+    from tk_core.quant import norm_forward, per_token_cast_and_cast_back
+
+    x = torch.randn(2, 4, requires_grad=True)
+    with pytest.raises(InvalidArgumentError, match="x requires grad"):
+        norm_forward(x, None, 0.0, out=torch.empty(2, 4))
+    with pytest.raises(InvalidArgumentError, match="x requires grad"), op.short_cut(False):
+        norm_forward(x, None, 0.0)
+    with pytest.raises(Exception, match="x requires grad"):
+        torch.compile(lambda x: norm_forward(x, None, 0.0)[0], backend="eager")(x)
+    with pytest.raises(InvalidArgumentError, match="x requires grad"):
+        per_token_cast_and_cast_back(x, "e4m3", 4)
+    with torch.no_grad():
+        per_token_cast_and_cast_back(x, "e4m3", 4)
+
+
+def test_optional_arguments_that_are_written_may_be_none_under_the_default_compiler():
+    from tk_core.quant import norm_forward, swiglu_forward
+
+    x = torch.randn(3, 8)
+    for function in (lambda x: norm_forward(x, None, 1e-6)[0], lambda x: swiglu_forward(x, "fp32")):
+        compiled = torch.compile(function, fullgraph=True, dynamic=True)
+        assert torch.equal(compiled(x), function(x))
+
+
+def test_inference_tensors_can_be_written_anywhere():
+    with torch.inference_mode():
+        query = torch.tensor([[[1.0, 0.0]]])
+        tk_core.transform.apply_rotary(query, torch.tensor([[0.0, 1.0]]))
+    tk_core.transform.apply_rotary(query, torch.tensor([[0.0, 1.0]]))
+    assert query.tolist() == [[[-1.0, 0.0]]]
+
+
+def test_plans_made_while_a_setting_changes_are_not_kept(monkeypatch):
+    from tk_core import registry
+
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
+    monkeypatch.setattr(CAST, "_plans", {})
+
+    class Changing(registry.ReferenceBackend):
+        def bind(self, kernel, outs, args):
+            kernel(outs, *args)
+            op.forget_plans()
+            return lambda outs, args: kernel(outs, *args)
+
+    x = torch.randn(2, 128)
+    with tk_core.use_backend(Changing()):
+        for _ in range(2):
+            per_token_cast(x, "e4m3", 128)
+    assert not CAST._plans
+
+
+@pytest.mark.parametrize("bad", [3, None, object()])
+def test_use_backend_takes_names_and_backends_only(bad):
+    with pytest.raises(InvalidDtypeError, match="backends must be names or Backend objects"), tk_core.use_backend(bad):
+        pass
+    with pytest.raises(InvalidArgumentError, match="fallback must be"), tk_core.use_backend(fallback="x"):
+        pass

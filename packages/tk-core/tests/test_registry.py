@@ -96,7 +96,7 @@ def test_good_backend_is_found(distribution, python):
         (GOOD.replace('name = "acme"', 'name = "other"'), "the backend calls itself 'other'"),
         (GOOD.replace("layout = Layout()", "layout = (4, 16)"), "its layout must be a tk_core.backend.Layout"),
         (GOOD.replace("def unavailable", "def missing"), "it lacks unavailable"),
-        (GOOD.replace("return True", "return False", 1), "is not the one it is for"),
+        (GOOD.replace("return True", "return False", 1), "does not support its devices (meta_acme)"),
     ],
     ids=[
         "raises on import",

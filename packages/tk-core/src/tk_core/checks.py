@@ -12,6 +12,11 @@ from torch import Tensor
 
 from .errors import InvalidArgumentError, InvalidDtypeError
 
+VALIDATE = os.environ.get("TK_VALIDATE") == "1"
+"""Whether checks look at the values of tensors on accelerators, which synchronizes."""
+
+_COMPARABLE = (str, int, torch.dtype, type(None))
+
 
 def invalid(op: str, name: str, must: str, got: Any) -> NoReturn:
     """Raise InvalidArgumentError for one argument."""
@@ -68,16 +73,39 @@ def contiguous(op: str, name: str, t: Tensor) -> None:
 
 def one_of(op: str, name: str, value: Any, allowed: Sequence[Any]) -> None:
     """Require one of some values."""
-    if value not in allowed:
+    if not isinstance(value, _COMPARABLE) or value not in allowed:
         invalid(op, name, "be " + " or ".join(repr(a) for a in allowed), repr(value))
+
+
+def is_int(op: str, name: str, value: Any) -> None:
+    """Require an int, which a bool is not."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise InvalidDtypeError(f"{op}: {name} must be an int, got {type(value).__name__}")
 
 
 def at_least(op: str, name: str, value: int, low: int) -> None:
     """Require an int of at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise InvalidDtypeError(f"{op}: {name} must be an int, got {type(value).__name__}")
+    is_int(op, name, value)
     if value < low:
         invalid(op, name, f"be at least {low}", value)
+
+
+def at_most(op: str, name: str, value: int, high: int) -> None:
+    """Require an int of at most ``high``."""
+    if value > high:
+        invalid(op, name, f"be at most {high}", value)
+
+
+def is_bool(op: str, name: str, value: Any) -> None:
+    """Require a bool."""
+    if not isinstance(value, (bool, torch.SymBool)):
+        raise InvalidDtypeError(f"{op}: {name} must be a bool, got {type(value).__name__}")
+
+
+def is_float(op: str, name: str, value: Any) -> None:
+    """Require a float or an int, which a bool is not."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        raise InvalidDtypeError(f"{op}: {name} must be a float, got {type(value).__name__}")
 
 
 def requires(op: str, name: str, value: bool, other: str, other_value: bool) -> None:
@@ -100,15 +128,16 @@ def same_length(op: str, name: str, value: Sequence[Any], other: str, other_valu
 
 def finite_at_least(op: str, name: str, value: float, low: float) -> None:
     """Require a finite number of at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):
-        raise InvalidDtypeError(f"{op}: {name} must be a float, got {type(value).__name__}")
+    is_float(op, name, value)
     if not low <= value < math.inf:
         invalid(op, name, f"be finite and at least {low}", value)
 
 
 def _concrete(t: Tensor) -> bool:
     """Whether the tensor has an address to look at: not while compiling, not fake, not on meta."""
-    return not torch.compiler.is_compiling() and type(t) in (Tensor, torch.nn.Parameter) and t.device.type != "meta"
+    if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter):
+        return False
+    return t.device.type != "meta" and t.layout == torch.strided and not t.is_nested
 
 
 def disjoint(op: str, name: str, t: Tensor, other_name: str, other: Tensor) -> None:
@@ -156,7 +185,7 @@ def distinct_elements(op: str, name: str, t: Tensor) -> None:
 
 def values_within(op: str, name: str, index: Tensor, low: int, high: int) -> None:
     """With ``TK_VALIDATE=1``, require ``low <= value < high`` of all elements. Reads them back, so not by default."""
-    if os.environ.get("TK_VALIDATE") != "1" or not _concrete(index) or not index.numel():
+    if not VALIDATE or not _concrete(index) or not index.numel():
         return
     smallest, largest = int(index.min()), int(index.max())
     if smallest < low or largest >= high:

@@ -4,12 +4,10 @@ the launch settings (PDL, number of SMs) when they launch.
 
 from __future__ import annotations
 
-from typing import Any
-
 from . import checks
-from .errors import InvalidDtypeError
 
 _TOKEN_ALIGNMENT = 128
+_MOST = 2**31 - 1
 
 _token_alignment = _TOKEN_ALIGNMENT
 _pdl = False
@@ -21,14 +19,16 @@ def set_token_alignment(token_alignment: int) -> None:
     """Set the multiple to which the first row of each expert is aligned in buffers grouped by expert.
 
     Args:
-        token_alignment: rows, at least 1; 128 by default. Operators that take ``psum_num_tokens_per_expert`` use it.
+        token_alignment: rows, from 1 to 2**31 - 1; 128 by default. Operators that take
+            ``psum_num_tokens_per_expert`` use it.
 
     Raises:
-        InvalidArgumentError: less than 1.
+        InvalidArgumentError: outside of that.
         InvalidDtypeError: not an int.
     """
     global _token_alignment
     checks.at_least("set_token_alignment", "token_alignment", token_alignment, 1)
+    checks.at_most("set_token_alignment", "token_alignment", token_alignment, _MOST)
     _token_alignment = token_alignment
 
 
@@ -47,7 +47,8 @@ def set_pdl(use_pdl: bool) -> None:
         InvalidDtypeError: not a bool.
     """
     global _pdl
-    _pdl = _bool("set_pdl", "use_pdl", use_pdl)
+    checks.is_bool("set_pdl", "use_pdl", use_pdl)
+    _pdl = use_pdl
     _forget_plans()
 
 
@@ -60,14 +61,15 @@ def set_num_sms(num_sms: int) -> None:
     """Limit the multiprocessors (on Ascend, the AI cores) that persistent kernels occupy. Results do not depend on it.
 
     Args:
-        num_sms: how many; 0, the default, means all of the device. More than the device has means all.
+        num_sms: how many, up to 2**31 - 1; 0, the default, means all of the device. More than the device has means all.
 
     Raises:
-        InvalidArgumentError: negative.
+        InvalidArgumentError: negative, or more than that.
         InvalidDtypeError: not an int.
     """
     global _num_sms
     checks.at_least("set_num_sms", "num_sms", num_sms, 0)
+    checks.at_most("set_num_sms", "num_sms", num_sms, _MOST)
     _num_sms = num_sms
     _forget_plans()
 
@@ -87,7 +89,8 @@ def use_deterministic_algorithms(enabled: bool) -> None:
         InvalidDtypeError: not a bool.
     """
     global _deterministic
-    _deterministic = _bool("use_deterministic_algorithms", "enabled", enabled)
+    checks.is_bool("use_deterministic_algorithms", "enabled", enabled)
+    _deterministic = enabled
 
 
 def get_deterministic_algorithms() -> bool:
@@ -110,9 +113,3 @@ def _forget_plans() -> None:
     from .op import forget_plans
 
     forget_plans()
-
-
-def _bool(op: str, name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidDtypeError(f"{op}: {name} must be a bool, got {type(value).__name__}")
-    return value

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import checks, plans, registry
+from . import checks, plans, registry, schema
 from .errors import DefinitionError, InvalidArgumentError, InvalidDtypeError
 from .formats import TensorSpec
 
@@ -48,7 +49,6 @@ _allocate: Callable[[TensorSpec, Tensor], Tensor] | None = None
 
 # Calls are planned where checks look at no values: not on a CPU, and not with TK_VALIDATE=1.
 _plan_on_cpu = False
-_VALIDATE = os.environ.get("TK_VALIDATE") == "1"
 _MOST_PLANS = 4096
 
 
@@ -96,7 +96,7 @@ class Operator:
 
     Args:
         name: ``family.name``; also the public function, the file, the schema ``tk_family::name`` and the page.
-        schema: the rest of a torch.library schema, such as ``"(Tensor x, int n) -> Tensor"``. Arguments that are
+        declaration: the rest of a torch.library schema, such as ``"(Tensor x, int n) -> Tensor"``. Arguments that are
             written carry ``(a!)``; results are new tensors.
         check: raises for arguments outside the domain. Same parameters as the schema.
         outputs: the specs of the results. Same parameters as the schema. It is also the fake.
@@ -108,7 +108,7 @@ class Operator:
     def __init__(
         self,
         name: str,
-        schema: str,
+        declaration: str,
         *,
         check: Check,
         outputs: Outputs | None = None,
@@ -123,21 +123,18 @@ class Operator:
         self.revision = revision
         self.gradient = gradient
         self.empty = empty
-        parsed = torch._C.parse_schema(f"tk_{self.family}::{self.short_name}{schema}")
-        self.parameters = tuple(a.name for a in parsed.arguments)
-        self._tensors = tuple(
-            (i, "Tensor[]" in str(a.type) or "List[Tensor" in str(a.type))
-            for i, a in enumerate(parsed.arguments)
-            if "Tensor" in str(a.type)
-        )
-        self.mutated = tuple(i for i, a in enumerate(parsed.arguments) if a.alias_info is not None)
+        parsed = torch._C.parse_schema(f"tk_{self.family}::{self.short_name}{declaration}")
+        self._schema = schema.parameters_of(parsed.arguments)
+        self.parameters = tuple(p.name for p in self._schema)
+        self._tensors = tuple(i for i, p in enumerate(self._schema) if "Tensor" in p.kind)
+        self.mutated = tuple(i for i, p in enumerate(self._schema) if p.written)
+        self._without_gradient = self.mutated if gradient is None else self._tensors
         self._single = len(parsed.returns) == 1 and str(parsed.returns[0].type) == "Tensor"
         self._list = len(parsed.returns) == 1 and not self._single
         self._check_signatures()
-        kinds = tuple(_kind(str(a.type)) for a in parsed.arguments)
-        self._signature = None if "tensors" in kinds else plans.signature_of(kinds)
+        self._signature = plans.signature_of(self._schema)
         self._plans: dict[tuple[Any, ...], plans.Plan | None] = {}
-        self._register(schema)
+        self._register(declaration)
         if name in OPERATORS:
             raise DefinitionError(f"operator {name} is defined twice")
         OPERATORS[name] = self
@@ -154,10 +151,10 @@ class Operator:
                     f"{self.name}: {function.__name__} has parameters {got}, the schema {self.parameters}"
                 )
 
-    def _register(self, schema: str) -> None:
+    def _register(self, declaration: str) -> None:
         library = _library(self.family)
-        arguments, _, returns = schema.rpartition("->")
-        overloads = {self.short_name: schema}
+        arguments, _, returns = declaration.rpartition("->")
+        overloads = {self.short_name: declaration}
         bodies: dict[str, Callable[..., Any]] = {self.short_name: self._op_body}
         fakes: dict[str, Callable[..., Any]] = {self.short_name: self._fake}
         count = 0 if self._list else returns.count("Tensor")
@@ -167,6 +164,11 @@ class Operator:
             overloads[f"{self.short_name}.out"] = f"{arguments.strip()[:-1]}, *, {outs}) -> ()"
             bodies[f"{self.short_name}.out"] = self._out_body
             fakes[f"{self.short_name}.out"] = self._out_fake
+        functional = bool(count and self.mutated) and all(self._schema[i].optional for i in self.mutated)
+        if functional:  # Inductor cannot compile an operator that writes arguments when all of those are None
+            overloads[f"{self.short_name}.functional"] = re.sub(r"Tensor\(\w!\)", "Tensor", declaration)
+            bodies[f"{self.short_name}.functional"] = self._op_body
+            fakes[f"{self.short_name}.functional"] = self._fake
         for qualified, text in overloads.items():
             library.define(f"{qualified}{text}")
             library.impl(qualified, bodies[qualified], "CompositeExplicitAutograd")
@@ -175,68 +177,76 @@ class Operator:
         packet = getattr(getattr(torch.ops, f"tk_{self.family}"), self.short_name)
         self.overload = packet.default
         self.out_overload = packet.out if count else None
+        self._functional_overload = packet.functional if functional else None
 
     # ------------------------------------------------------------------ the ways in
 
     def __call__(self, *args: Any) -> Any:
         """Run on plain eager tensors directly, else through torch.ops. Returns new tensors (or None)."""
+        compiling = torch.compiler.is_compiling()
+        watched = self._without_gradient if not compiling else self.gradient
+        if watched and torch.is_grad_enabled():
+            self._refuse_gradient(args)
+        if compiling:
+            return self._overload_for(args)(*args)
         if (
-            not torch.compiler.is_compiling()
-            and _short_cut
+            _short_cut
             and not _dispatch_modes()  # type: ignore[misc]
             and not _function_mode()  # type: ignore[misc]
             and _functorch_level() is None  # type: ignore[misc]
         ):
-            if self._signature is None:
-                if self._plain(args):
-                    return self._result(self.run(args))
-            else:
+            try:
                 signature = self._signature(*args)
-                if signature is not None:
-                    if self.gradient is not None:
-                        self._refuse_gradient(args)
-                    try:
-                        plan = self._plans.get(signature)
-                    except TypeError:  # an argument that cannot be a key is of a wrong type: the check says which
-                        return self._result(self.run(args))
-                    if plan is None or _allocate is not None:
-                        return self._result(self._run_unplanned(signature, args))
-                    return self._result(self._run_planned(plan, args))
-        return self.overload(*args)
+            except RuntimeError:  # a tensor without strides or memory: the check says which
+                signature = None
+            if signature is not None:
+                plan = self._plans.get(signature)
+                if plan is None or _allocate is not None:
+                    return self._result(self._run_unplanned(signature, args))
+                return self._result(self._run_planned(plan, args))
+            if self._plain(args):
+                return self._result(self.run(args))
+        schema.check(self.name, self._schema, args)
+        return self._overload_for(args)(*args)
+
+    def _overload_for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        functional = self._functional_overload
+        return self.overload if functional is None or any(args[i] is not None for i in self.mutated) else functional
 
     def _run_planned(self, plan: plans.Plan, args: tuple[Any, ...]) -> Outs:
         """``run`` for a signature that was met before."""
         if plan.in_place and self._may_overlap(args):
             self.check(*args)
+        if plan.in_place:
+            self._bump_versions(args)
         outs = tuple([new() for new in plan.results])
         if plan.launch is not None:
             plan.launch(outs, args)
             if plan.server is not None:
                 registry.count(self, plan.server)
-        if plan.in_place:
-            self._bump_versions(args)
         return outs
 
     def _may_overlap(self, args: tuple[Any, ...]) -> bool:
-        storages = [args[i].untyped_storage()._cdata for i, _ in self._tensors if args[i] is not None]
+        storages = [args[i].untyped_storage()._cdata for i in self._tensors if args[i] is not None]
         return len(set(storages)) < len(storages)
 
     def _run_unplanned(self, signature: tuple[Any, ...], args: tuple[Any, ...]) -> Outs:
         """``run``, which plans the calls that follow when the signature comes a second time."""
-        like = args[self._tensors[0][0]]
+        like = args[self._tensors[0]]
         if (
             _allocate is not None
             or not isinstance(like, Tensor)
             or like.is_meta
-            or _VALIDATE
+            or checks.VALIDATE
             or (like.is_cpu and not _plan_on_cpu)
         ):
             return self.run(args)
-        if signature not in self._plans:
+        known = self._plans  # a setting that changes meanwhile leaves this table behind, with the plan made here
+        if signature not in known:
             outs = self.run(args)
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            self._plans[signature] = plans.SEEN
+            if len(known) >= _MOST_PLANS:
+                known.clear()
+            known[signature] = plans.SEEN
             return outs
         bound: tuple[registry.Launch | None, str | None] = (None, None)
 
@@ -248,12 +258,12 @@ class Operator:
         if bound[0] is not None or self.empty is None:
             results = tuple(plans.new_like(spec, like) for spec in self.outputs(*args))
             in_place = any(args[i] is not None for i in self.mutated)
-            self._plans[signature] = plans.Plan(results, *bound, in_place)
+            known[signature] = plans.Plan(results, *bound, in_place)
         return outs
 
     def forget_plans(self) -> None:
         """Plan every call anew."""
-        self._plans.clear()
+        self._plans = {}
 
     def into(self, outs: Sequence[Tensor | None], *args: Any) -> Outs:
         """Run into the caller's buffers; None stands for a new one.
@@ -261,15 +271,20 @@ class Operator:
         Raises:
             InvalidArgumentError, InvalidDtypeError: a buffer does not match the result.
         """
-        specs = self._checked_specs(args)
+        if torch.is_grad_enabled():
+            self._refuse_gradient(args)
         like = self._like(args)
+        specs = self._checked_specs(args)
+        if not isinstance(outs, (tuple, list)) or len(outs) != len(specs):
+            got = f"{len(outs)} elements" if isinstance(outs, (tuple, list)) else type(outs).__name__
+            checks.invalid(self.name, "out", f"be a tuple of {len(specs)} elements, each a tensor or None", got)
         full = tuple(new_result(spec, like) if out is None else out for out, spec in zip(outs, specs))
         if not torch.compiler.is_compiling() and self._plain((*args, *full), every=True):
             self.run(args, full)
         elif self.out_overload is not None:
             self.out_overload(*args, **{f"out_{i}": out for i, out in enumerate(full)})
         else:  # a list of results has no out= form in torch.ops
-            self._check_outs(full, specs, like)
+            self._check_outs(full, specs, args)
             for out, result in zip(full, self.overload(*args)):
                 out.copy_(result)
         return full
@@ -278,7 +293,7 @@ class Operator:
         """Whether nothing of PyTorch has to see this call: no mode, no transform, no tensor subclass."""
         if not _short_cut or _dispatch_modes() or _function_mode() or _functorch_level() is not None:  # type: ignore[misc]
             return False
-        values = args if every else [args[i] for i, _ in self._tensors]
+        values = args if every else [args[i] for i in self._tensors]
         for value in values:
             for t in value if isinstance(value, (list, tuple)) else (value,):
                 kind = type(t)
@@ -287,13 +302,12 @@ class Operator:
         return True
 
     def _refuse_gradient(self, args: tuple[Any, ...]) -> None:
-        if not torch.is_grad_enabled():
-            return
-        for i, _ in self._tensors:
+        for i in self._without_gradient:
             if isinstance(args[i], Tensor) and args[i].requires_grad:
+                use = "" if self.gradient is None else f"use {self.gradient}, or "
                 raise InvalidArgumentError(
-                    f"{self.name}: {self.parameters[i]} requires grad, but this operator records no gradient; use "
-                    f"{self.gradient}, or call it under torch.no_grad()"
+                    f"{self.name}: {self.parameters[i]} requires grad, but this operator records no gradient; "
+                    f"{use}call it under torch.no_grad()"
                 )
 
     def _op_body(self, *args: Any, **kwargs: Any) -> Any:
@@ -312,7 +326,7 @@ class Operator:
     def _out_fake(self, *args: Any, **kwargs: Any) -> None:
         outs = tuple(kwargs.pop(f"out_{i}") for i in range(len(kwargs)) if f"out_{i}" in kwargs)
         args = self._positional(args, kwargs)
-        self._check_outs(outs, self._checked_specs(args), self._like(args))
+        self._check_outs(outs, self._checked_specs(args), args)
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         return (*args, *(kwargs[name] for name in self.parameters[len(args) :])) if kwargs else args
@@ -325,18 +339,18 @@ class Operator:
         if launch is None:
             meta = like.is_meta and not registry.selects_meta()
             launch = _no_launch if meta else registry.service(self, like.device.type).launch
-        self.check(*args)
-        specs = self.outputs(*args)
+        specs = self._checked_specs(args)
+        if outs is not None:
+            self._check_outs(outs, specs, args)
+        self._bump_versions(args)
         if outs is None:
             outs = tuple(new_result(spec, like) for spec in specs)
-        else:
-            self._check_outs(outs, specs, like)
         if self._has_work(outs, args):
             launch(outs, args)
-        self._bump_versions(args)
         return outs
 
     def _bump_versions(self, args: tuple[Any, ...]) -> None:
+        """Let autograd notice what is about to be written."""
         for i in self.mutated:
             if args[i] is not None:
                 torch.autograd.graph.increment_version(args[i])
@@ -351,7 +365,7 @@ class Operator:
 
     def _like(self, args: tuple[Any, ...]) -> Tensor:
         """The tensor whose device the call runs on: the first one."""
-        for i, _ in self._tensors:
+        for i in self._tensors:
             value = args[i]
             if isinstance(value, (list, tuple)):
                 if not value:
@@ -363,17 +377,21 @@ class Operator:
                 raise InvalidDtypeError(
                     f"{self.name}: {self.parameters[i]} must be a torch.Tensor, got {type(value).__name__}"
                 )
-        raise InvalidArgumentError(
-            f"{self.name}: {self.parameters[self._tensors[0][0]]} must be a torch.Tensor, got None"
-        )
+        raise InvalidArgumentError(f"{self.name}: {self.parameters[self._tensors[0]]} must be a torch.Tensor, got None")
 
     def _checked_specs(self, args: tuple[Any, ...]) -> tuple[TensorSpec, ...]:
+        schema.check(self.name, self._schema, args)
         self.check(*args)
         return self.outputs(*args)
 
-    def _check_outs(self, outs: Outs, specs: tuple[TensorSpec, ...], like: Tensor) -> None:
+    def _check_outs(self, outs: Outs, specs: tuple[TensorSpec, ...], args: tuple[Any, ...]) -> None:
+        like = self._like(args)
+        others = [(self.parameters[i], t) for i in self._tensors for t in _as_list(args[i])]
         for i, (out, spec) in enumerate(zip(outs, specs, strict=True)):
             name = f"out[{i}]" if len(specs) > 1 else "out"
+            schema.check_tensor(self.name, name, out)
+            if out.requires_grad and torch.is_grad_enabled():
+                raise InvalidArgumentError(f"{self.name}: {name} must not require grad: no gradient is recorded")
             if out.dtype != spec.dtype:
                 raise InvalidDtypeError(f"{self.name}: {name} must be {spec.dtype}, got {out.dtype}")
             if tuple(out.shape) != tuple(spec.shape):
@@ -399,6 +417,9 @@ class Operator:
                 checks.distinct_elements(self.name, name, out)
             elif not out.is_contiguous():
                 raise InvalidArgumentError(f"{self.name}: {name} must be contiguous, got strides {tuple(out.stride())}")
+            for other_name, other in others:
+                checks.disjoint(self.name, name, out, other_name, other)
+            others.append((name, out))
 
     def _result(self, outs: Outs) -> Any:
         if self._single:
@@ -408,11 +429,9 @@ class Operator:
         return outs if outs else None
 
 
-def _kind(schema_type: str) -> str:
-    """How an argument enters a signature: ``tensor``, ``tensors``, ``list`` (of numbers) or ``value``."""
-    if "Tensor" in schema_type:
-        return "tensors" if "List[" in schema_type else "tensor"
-    return "list" if "List[" in schema_type else "value"
+def _as_list(value: Any) -> list[Tensor]:
+    """The tensors of an argument."""
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
 def _no_launch(outs: Outs, args: tuple[Any, ...]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import registry
+from . import registry, schema
 from .formats import TensorSpec
 
 Signature = Callable[..., "tuple[Any, ...] | None"]
@@ -43,28 +43,48 @@ class Plan(NamedTuple):
     in_place: bool
 
 
-def signature_of(kinds: tuple[str, ...]) -> Signature:
+_EXACT_TYPE = {
+    "int": "type({0}) is int",
+    "SymInt": "type({0}) is int",
+    "float": "(type({0}) is float or type({0}) is int)",
+    "bool": "({0} is True or {0} is False)",
+    "str": "type({0}) is str",
+    "ScalarType": "type({0}) is dtype",
+    "Tensor": "(type({0}) is Tensor or type({0}) is Parameter)",
+}
+"""What has to hold of an argument for equal keys to mean equal arguments: 1 equals 1.0 and True."""
+
+
+def signature_of(parameters: tuple[schema.Parameter, ...]) -> Signature:
     """A function of an operator's arguments: all that its checks, results and kernels may depend on, as a key.
 
     Args:
-        kinds: of each argument: ``tensor``, ``list`` (of numbers) or ``value``.
+        parameters: of the operator.
 
     Returns:
-        The function; its result is None where a tensor argument is not a plain tensor. It is generated for each
-        operator, since a loop over the arguments would cost more than a plan saves.
+        The function; its result is None where an argument is not a plain tensor, or not exactly of the type that the
+        schema states. It is generated for each operator, since a loop over the arguments would cost more than a plan
+        saves.
     """
-    parameters = [f"a{i}" for i in range(len(kinds))]
-    plain = ["True"]
+    names = [f"a{i}" for i in range(len(parameters))]
+    exact = ["True"]
     parts = ["selected()"]
-    for a, kind in zip(parameters, kinds):
-        if kind == "tensor":
-            plain.append(f"(type({a}) is Tensor or {a} is None or type({a}) is Parameter)")
+    for a, parameter in zip(names, parameters):
+        kind = parameter.kind
+        if kind == "List[Tensor]":
+            return lambda *args: None
+        condition = "type({0}) is list" if kind.startswith("List[") else _EXACT_TYPE[kind]
+        exact.append((f"({a} is None or {condition})" if parameter.optional else condition).format(a))
+        if kind == "Tensor":
             facts = f"{a}.shape, {a}.stride(), {a}.dtype, {a}.device, {a}.data_ptr() % {ALIGNMENT}"
-            parts.append(f"None if {a} is None else ({facts})")
+            parts.append(f"None if {a} is None else ({facts})" if parameter.optional else f"({facts})")
+        elif kind == "float":
+            parts.append(f"{a} or repr({a})")  # 0.0 equals -0.0
         else:
-            parts.append(f"tuple({a})" if kind == "list" else a)
-    source = f"lambda {', '.join(parameters)}: ({', '.join(parts)}) if {' and '.join(plain)} else None"
-    return eval(source, {"Tensor": Tensor, "Parameter": Parameter, "selected": registry.selection})
+            parts.append(f"tuple({a})" if kind.startswith("List[") else a)
+    source = f"lambda {', '.join(names)}: ({', '.join(parts)}) if {' and '.join(exact)} else None"
+    known = {"Tensor": Tensor, "Parameter": Parameter, "dtype": torch.dtype, "selected": registry.selection}
+    return eval(source, known)
 
 
 def new_like(spec: TensorSpec, like: Tensor) -> Callable[[], Tensor]:

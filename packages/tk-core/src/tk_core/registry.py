@@ -22,7 +22,13 @@ import torch
 from torch import Tensor
 
 from .backend import CONTRACT, Backend, Kernel, Launch, Layout, Refused, locate
-from .errors import AmbiguousBackendError, NoBackendError, UnsupportedError
+from .errors import (
+    AmbiguousBackendError,
+    InvalidArgumentError,
+    InvalidDtypeError,
+    NoBackendError,
+    UnsupportedError,
+)
 from .formats import whole_storage
 
 if TYPE_CHECKING:
@@ -61,7 +67,7 @@ class ReferenceKernel:
         return None
 
     def __call__(self, outs: tuple[Tensor, ...], *args: Any) -> None:
-        with torch.no_grad():
+        with torch.inference_mode():  # so that inference tensors can be written anywhere, as kernels can
             results = self.function(*args)
             if isinstance(results, Tensor):
                 results = (results,)
@@ -141,7 +147,8 @@ def _load(entry: importlib.metadata.EntryPoint) -> Backend | Rejected:
         if reason is None:
             _installed[backend.name] = backend
         if reason is None and not backend.applies():
-            return Rejected(entry.name, f"this build of torch ({torch.__version__}) is not the one it is for")
+            built = f"this build of torch ({torch.__version__})"
+            return Rejected(entry.name, f"{built} does not support its devices ({backend.device_type})")
     except Exception as error:  # a broken wheel must not break the others; its reason is kept and shown
         return Rejected(entry.name, f"importing {entry.value} raised {type(error).__name__}: {error}")
     return backend if reason is None else Rejected(entry.name, reason)
@@ -370,10 +377,18 @@ def use_backend(*backends: str | Backend, fallback: Fallback = "error") -> Itera
 
     Raises:
         NoBackendError: a name is not installed, or was rejected; says why.
+        InvalidDtypeError: neither a name nor a Backend object.
+        InvalidArgumentError: another fallback.
     """
+    for backend in backends:
+        reason = None if isinstance(backend, str) else _handshake(backend)
+        if reason is not None:
+            raise InvalidDtypeError(
+                f"use_backend: backends must be names or Backend objects, got {type(backend).__name__}: {reason}"
+            )
     chosen = tuple(_by_name(b) if isinstance(b, str) else b for b in backends)
     if fallback not in ("error", "reference"):
-        raise ValueError(f"use_backend: fallback must be 'error' or 'reference', got {fallback!r}")
+        raise InvalidArgumentError(f"use_backend: fallback must be 'error' or 'reference', got {fallback!r}")
     token = _selection.set(_interned(chosen, fallback))
     try:
         yield

@@ -86,3 +86,18 @@ def test_a_compiled_call_follows_the_setting():
     for alignment, valid in ((1, 9), (8, 4)):
         config.set_token_alignment(alignment)
         assert int((compiled() != 0).sum()) == valid
+
+
+@pytest.mark.parametrize("bad", [None, "a", True, 1e39, -1.0, float("nan"), 2**2000])
+def test_amax_clamps_outside_of_float32_are_refused(bad):
+    before = get_amax_clamp_for_quant("e4m3", False)
+    with pytest.raises((InvalidArgumentError, InvalidDtypeError), match="clamp_min_value must be"):
+        set_amax_clamp_for_quant("e4m3", False, bad)
+    assert get_amax_clamp_for_quant("e4m3", False) == before
+
+
+def test_settings_that_no_device_can_hold_are_refused():
+    with pytest.raises(InvalidArgumentError, match="num_sms must be at most"):
+        config.set_num_sms(2**40)
+    with pytest.raises(InvalidArgumentError, match="token_alignment must be at most"):
+        config.set_token_alignment(2**40)

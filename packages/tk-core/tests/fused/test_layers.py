@@ -118,6 +118,17 @@ def test_rotary_module_turns_back():
     torch.testing.assert_close(turned[0, 2, 0, 1].double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_rotary_module_keeps_its_angles_in_fp32():
+    rope = RotaryEmbedding(8, 32)
+    table = rope.cos_sin_cache.clone()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), rope).bfloat16()
+    assert model[0].weight.dtype == torch.bfloat16
+    assert torch.equal(rope.cos_sin_cache, table)
+    assert rope(torch.ones(3, 1, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert rope.double().cos_sin_cache.dtype == torch.float32
+    assert rope.to("meta").half().cos_sin_cache.dtype == torch.float32
+
+
 def test_rotary_module_scores_depend_on_the_distance_alone():
     rope = RotaryEmbedding(16, 64)
     q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tk_core import InvalidArgumentError, config, registry
+from tk_core import InvalidArgumentError, checks, config, registry
 from tk_core.backend import Layout
 from tk_core.quant import (
     per_channel_cast,
@@ -206,7 +206,7 @@ def test_weights_by_index():
 
 
 def test_index_past_the_weights_raises_when_validating(monkeypatch):
-    monkeypatch.setenv("TK_VALIDATE", "1")
+    monkeypatch.setattr(checks, "VALIDATE", True)
     pos = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(InvalidArgumentError, match=r"pos_to_token_topk must lie in \[-1, 4\), got values from 0 to 4"):
         swiglu_forward(torch.ones(2, 4), "fp32", topk_weights=torch.ones(2, 2), pos_to_token_topk=pos)

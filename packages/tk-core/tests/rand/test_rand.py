@@ -322,3 +322,24 @@ def test_streams_do_not_correlate(normal, uniform):
     for seed in (2025, 2024 + (1 << 32), 0):
         other = rand.randn(COUNT, generator=Generator(seed=seed)).double()
         assert abs(_correlation(normal, other)) < 4.5
+
+
+def test_default_generators_outlive_the_mode_that_made_them(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from tk_core.rand import generator
+
+    monkeypatch.setattr(generator, "_defaults", {})
+    with FakeTensorMode():
+        rand.rand(3)
+    assert type(rand.rand(3)) is torch.Tensor
+    monkeypatch.setattr(generator, "_defaults", {})
+    with torch.inference_mode():
+        first = rand.rand(3)
+    assert not torch.equal(first, rand.rand(3))
+
+
+@pytest.mark.parametrize("device", ["nowhere", 3.5, True, "cuda:99"])
+def test_a_device_that_cannot_be_used_is_named(device):
+    with pytest.raises((InvalidArgumentError, InvalidDtypeError), match="device must be"):
+        rand.rand(3, device=device)

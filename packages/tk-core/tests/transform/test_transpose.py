@@ -71,3 +71,8 @@ def test_refusals():
 def test_gradients_are_not_swallowed():
     with pytest.raises(InvalidArgumentError, match=r"use x\.t\(\)\.contiguous\(\)"):
         transpose(torch.ones(2, 3, requires_grad=True))
+
+
+def test_a_lazy_conjugate_is_refused_since_its_memory_holds_other_values():
+    with pytest.raises(InvalidArgumentError, match="resolve_conj"):
+        transpose(torch.ones(2, 3, dtype=torch.complex64).conj())

@@ -42,9 +42,13 @@ def rms_norm(
     >>> h.tolist(), y.square().mean().round(decimals=4).item()
     ([[3.0, 4.0]], 1.0)
     """
+    checks.is_tensor("layers.rms_norm", "x", x)
+    if x.dim() == 0:
+        checks.invalid("layers.rms_norm", "x", "have at least one dimension", "a scalar")
     flat = x.flatten(0, -2)
     if residual is None:
         return _RMSNorm.apply(flat, weight, None, eps)[0].view(x.shape)
+    checks.is_tensor("layers.rms_norm", "residual", residual)
     if residual.shape != x.shape:
         checks.invalid("layers.rms_norm", "residual", f"have shape {tuple(x.shape)}", tuple(residual.shape))
     out, h = _RMSNorm.apply(flat, weight, residual.flatten(0, -2), eps)

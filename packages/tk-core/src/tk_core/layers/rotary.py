@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,10 +47,16 @@ def rotary_embedding(
     >>> rotary_embedding(torch.tensor([[[5.0, 1.0, 0.0]]]), torch.tensor([[0.0, 1.0]])).tolist()
     [[[5.0, 0.0, 1.0]]]
     """
+    op = "layers.rotary_embedding"
+    checks.is_tensor(op, "cos_sin_cache", cos_sin_cache)
+    checks.rank(op, "cos_sin_cache", cos_sin_cache, "(L, D)")
+    checks.is_tensor(op, "query", query)
+    if key is not None:
+        checks.is_tensor(op, "key", key)
     for name, t in (("query", query), ("key", key)):
-        if t is not None and t.shape[-1] < cos_sin_cache.shape[-1]:
+        if t is not None and t.dim() and t.shape[-1] < cos_sin_cache.shape[-1]:
             channels = cos_sin_cache.shape[-1]
-            checks.invalid("layers.rotary_embedding", name, f"have at least {channels} channels", t.shape[-1])
+            checks.invalid(op, name, f"have at least {channels} channels", t.shape[-1])
     rotated = _Rotary.apply(query, key, cos_sin_cache, positions, interleaved, conjugate, seqlen_offset)
     return rotated[0] if key is None else rotated
 
@@ -125,6 +132,15 @@ class RotaryEmbedding(torch.nn.Module):
         angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequencies.double().cpu()
         table = torch.cat([angles.cos(), angles.sin()], dim=1).float()
         self.register_buffer("cos_sin_cache", table.to(device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
+        """Move the table like any buffer, but keep it in fp32: ``model.bfloat16()`` converts weights, not angles."""
+        table = self.cos_sin_cache
+        super()._apply(fn, recurse)
+        moved = self.cos_sin_cache
+        if moved.dtype != table.dtype:
+            self.cos_sin_cache = moved.to(table.dtype) if moved.is_meta else table.to(moved.device)
+        return self
 
     def forward(
         self, query: Tensor, key: Tensor | None = None, positions: Tensor | None = None, seqlen_offset: int = 0

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .. import checks
 from ..quant.swiglu_backward import swiglu_backward
 from ..quant.swiglu_forward import swiglu_forward
 
@@ -51,6 +52,9 @@ def swiglu(
     >>> x.grad.tolist()
     [[1.0, 0.0]]
     """
+    checks.is_tensor("layers.swiglu", "x", x)
+    if x.dim() == 0:
+        checks.invalid("layers.swiglu", "x", "have at least one dimension", "a scalar")
     rows = (psum_num_tokens_per_expert, pos_to_token_topk, pos_to_expert)
     out = _SwiGLU.apply(x.flatten(0, -2), topk_weights, *rows, clamp_value, routed_scaling_factor, token_alignment)
     return out.view(*x.shape[:-1], out.shape[-1])

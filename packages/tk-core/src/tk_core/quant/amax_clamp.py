@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from .. import checks
 from ..formats import AMAX_CLAMP_DEFAULT
+
+_LARGEST = 2.0**128 - 2.0**104
 
 _clamp: dict[tuple[str, bool], float] = dict(AMAX_CLAMP_DEFAULT)
 
@@ -15,9 +15,12 @@ def get_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool) -> float:
 
     Raises:
         InvalidArgumentError: another ``fmt``.
+        InvalidDtypeError: ``use_e4m3_sf`` is no bool.
     """
-    checks.one_of("get_amax_clamp_for_quant", "fmt", fmt, ("e4m3", "e2m1"))
-    return _clamp[fmt, bool(use_e4m3_sf)]
+    op = "get_amax_clamp_for_quant"
+    checks.one_of(op, "fmt", fmt, ("e4m3", "e2m1"))
+    checks.is_bool(op, "use_e4m3_sf", use_e4m3_sf)
+    return _clamp[fmt, use_e4m3_sf]
 
 
 def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, clamp_min_value: float) -> None:
@@ -26,15 +29,19 @@ def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, clamp_min_value: float
     Args:
         fmt: ``"e4m3"`` or ``"e2m1"``.
         use_e4m3_sf: the setting for e4m3 scales, or for the other kinds.
-        clamp_min_value: finite, at least 0.
+        clamp_min_value: from 0 to the largest float32.
 
     Raises:
         InvalidArgumentError: a value outside the above.
+        InvalidDtypeError: ``use_e4m3_sf`` is no bool, or ``clamp_min_value`` no number.
     """
-    checks.one_of("set_amax_clamp_for_quant", "fmt", fmt, ("e4m3", "e2m1"))
-    if not (math.isfinite(clamp_min_value) and clamp_min_value >= 0):
-        checks.invalid("set_amax_clamp_for_quant", "clamp_min_value", "be finite and at least 0", clamp_min_value)
-    _clamp[fmt, bool(use_e4m3_sf)] = float(clamp_min_value)
+    op = "set_amax_clamp_for_quant"
+    checks.one_of(op, "fmt", fmt, ("e4m3", "e2m1"))
+    checks.is_bool(op, "use_e4m3_sf", use_e4m3_sf)
+    checks.finite_at_least(op, "clamp_min_value", clamp_min_value, 0.0)
+    if clamp_min_value > _LARGEST:
+        checks.invalid(op, "clamp_min_value", f"be at most the largest float32, {_LARGEST}", clamp_min_value)
+    _clamp[fmt, use_e4m3_sf] = float(clamp_min_value) + 0.0  # not -0.0
 
 
 def reset_amax_clamp_for_quant() -> None:

@@ -12,7 +12,7 @@ from ..formats import TensorSpec, ceil_div, scale_spec
 from ..op import Operator, new_result
 from ..registry import layout
 from .amax_clamp import get_amax_clamp_for_quant
-from .scales import QuantTensor, check_flags
+from .scales import QuantTensor, check_flags, pair_of_buffers
 from .swiglu_rows import ROW_DTYPES, compute_dtype
 
 _GRADIENT = "tk_core.layers.rms_norm"
@@ -161,9 +161,7 @@ def norm_forward_and_per_token_cast(
     checks.is_tensor(op, "x", x)
     if out_bf16 is not None and not with_out_bf16:
         checks.invalid(op, "out_bf16", "be given only together with with_out_bf16=True", "with_out_bf16=False")
-    q, sf = (None, None) if out is None else out
-    if sf is not None:
-        checks.excludes(op, "out[1]", True, "use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf)
+    q, sf = (None, None) if out is None else pair_of_buffers(op, out, use_tma_aligned_col_major_sf)
     if residual_out is not None:
         _check_row_buffer(op, "residual_out", residual_out, x, x.dtype)
     inputs = (("x", x), ("residual", residual), ("weight", weight))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -78,6 +77,8 @@ def block(op: str, name: str, size: tuple[int, int]) -> tuple[int, int]:
     """The rows and columns of a block size."""
     if not isinstance(size, (tuple, list)) or len(size) != 2:
         checks.invalid(op, name, "be a pair (rows, columns)", repr(size))
+    for i, value in enumerate(size):
+        checks.is_int(op, f"{name}[{i}]", value)
     return size[0], size[1]
 
 
@@ -143,7 +144,13 @@ def check_quantized(
 def run_into(op: Operator, outs: Sequence[Tensor | None], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Run into the caller's buffers, the last of which is the scale tensor and may have any row stride."""
     sf = outs[-1]
-    if sf is None or sf.dim() != 2 or sf.stride(1) != 1 or sf.is_contiguous():
+    if (
+        not isinstance(sf, Tensor)
+        or sf.layout != torch.strided
+        or sf.dim() != 2
+        or sf.stride(1) != 1
+        or sf.is_contiguous()
+    ):
         return op.into(outs, *args)
     op.check(*args)
     spec = op.outputs(*args)[-1]
@@ -151,6 +158,10 @@ def run_into(op: Operator, outs: Sequence[Tensor | None], args: tuple[Any, ...])
     checks.dtype(op.name, name, sf, (spec.dtype,))
     checks.shape(op.name, name, sf, spec.shape)
     checks.same_device(op.name, name, sf, args[0].device)
+    checks.distinct_elements(op.name, name, sf)
+    for other_name, other in zip((*op.parameters, "out[0]"), (*args, *outs[:-1])):
+        if isinstance(other, Tensor):
+            checks.disjoint(op.name, name, sf, other_name, other)
     results = op.into((*outs[:-1], None), *args)
     sf.copy_(results[-1])
     return (*results[:-1], sf)
@@ -176,4 +187,4 @@ def validates(x: Tensor) -> bool:
 
     On an accelerator it is a synchronization. Traced calls never look.
     """
-    return is_plain(x) and (x.device.type == "cpu" or os.environ.get("TK_VALIDATE") == "1")
+    return is_plain(x) and (x.device.type == "cpu" or checks.VALIDATE)

@@ -148,6 +148,8 @@ def swiglu_forward_and_per_token_cast(
     """
     op = "quant.swiglu_forward_and_per_token_cast"
     checks.is_tensor(op, "x", x)
+    if sf_clamp_min is not None:
+        checks.finite_at_least(op, "sf_clamp_min", sf_clamp_min, 0.0)
     device = layout(x.device.type)
     return QuantTensor(
         *SWIGLU_FORWARD_AND_PER_TOKEN_CAST(

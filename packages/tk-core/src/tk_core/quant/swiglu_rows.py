@@ -44,6 +44,8 @@ def check_columns(op: str, x: Tensor, name: str = "x") -> None:
 
 def check_clamp(op: str, clamp_value: float | None) -> None:
     """Require a positive clamp; None means no clamp."""
+    if clamp_value is not None:
+        checks.is_float(op, "clamp_value", clamp_value)
     if clamp_value is not None and not clamp_value > 0:
         checks.invalid(op, "clamp_value", "be greater than 0, or None for no clamp", clamp_value)
 

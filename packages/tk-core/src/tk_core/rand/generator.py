@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..errors import InvalidDtypeError
+from ..errors import InvalidArgumentError, InvalidDtypeError
 
 _WRAP = 1 << 64
 
@@ -33,7 +35,8 @@ class Generator:
     """
 
     def __init__(self, device: str | torch.device = "cpu", seed: int | None = None) -> None:
-        self.state = torch.zeros(2, dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # a state made under inference mode could not be advanced outside of it
+            self.state = torch.zeros(2, dtype=torch.int64, device=usable_device("rand.Generator", device))
         self.manual_seed(torch.initial_seed() if seed is None else seed)
 
     @property
@@ -98,12 +101,15 @@ def set_seed(seed: int) -> None:
         generator.manual_seed(seed)
 
 
-def default_state(device: str | torch.device | None) -> Tensor:
+def default_state(op: str, device: str | torch.device | None) -> Tensor:
     """State of the default generator of a device; None is the default device."""
-    where = torch.empty(0, device=device).device
-    if where not in _defaults:
-        _defaults[where] = Generator(where, _seed)
-    return _defaults[where].state
+    where = usable_device(op, device)
+    generator = _defaults.get(where)
+    if generator is None:
+        generator = Generator(where, _seed)
+        if type(generator.state) is Tensor:  # not that of a FakeTensorMode, which ends
+            generator = _defaults.setdefault(where, generator)
+    return generator.state
 
 
 # As torch.compiler.assume_constant_result, without importing Dynamo: a compiled graph holds on to the state tensor
@@ -111,17 +117,36 @@ def default_state(device: str | torch.device | None) -> Tensor:
 default_state._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def usable_device(op: str, device: Any) -> torch.device:
+    """Where tensors can be made; None is the default device.
+
+    Raises:
+        InvalidDtypeError: not the name or object of a device.
+        InvalidArgumentError: no such device here.
+    """
+    if (device is not None and not isinstance(device, (str, int, torch.device))) or isinstance(device, bool):
+        raise InvalidDtypeError(f"{op}: device must be a device or its name, got {type(device).__name__}")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the latter is how PyTorch says that it was built without CUDA
+        reason = f"{device!r}: {str(error).splitlines()[0]}"
+        raise InvalidArgumentError(f"{op}: device must be one that PyTorch can use here, got {reason}") from error
+
+
+usable_device._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def state_for(op: str, device: str | torch.device | None, generator: Generator | Tensor | None) -> Tensor:
     """The state to draw from: the given generator's, else the default one of the device."""
     if generator is None:
-        return default_state(device)
+        return default_state(op, device)
     state = generator.state if isinstance(generator, Generator) else generator
     if not isinstance(state, Tensor):
         raise InvalidDtypeError(
             f"{op}: generator must be a tk_core.rand.Generator or its state, got {type(generator).__name__}"
         )
     if device is not None:
-        wanted, has = torch.device(device), state.device
+        wanted, has = usable_device(op, device), state.device
         if wanted.type != has.type or wanted.index not in (None, has.index):
             checks.invalid(op, "device", f"be the device of generator ({has})", device)
     return state

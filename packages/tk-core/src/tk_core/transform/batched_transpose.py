@@ -34,6 +34,7 @@ def batched_transpose(x: Tensor) -> Tensor:
     >>> batched_transpose(torch.tensor([[[1, 2]], [[3, 4]]])).tolist()
     [[[1], [2]], [[3], [4]]]
     """
+    check_bits("transform.batched_transpose", x)
     return BATCHED_TRANSPOSE(x)
 
 

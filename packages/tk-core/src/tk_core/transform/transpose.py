@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import checks
@@ -34,12 +35,15 @@ def transpose(x: Tensor) -> Tensor:
     >>> transpose(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist()
     [[1, 4], [2, 5], [3, 6]]
     """
+    check_bits("transform.transpose", x)
     return TRANSPOSE(x)
 
 
 def check_bits(op: str, x: Tensor) -> None:
     """Check a tensor whose elements are moved as they are."""
     checks.is_tensor(op, "x", x)
+    if not torch.compiler.is_compiling() and x.is_conj():  # the elements in memory are not those of x
+        checks.invalid(op, "x", "hold its values (see Tensor.resolve_conj)", "a lazily conjugated view")
     if x.dtype.itemsize not in (1, 2, 4, 8) or x.is_quantized:
         raise InvalidDtypeError(
             f"{op}: x must have elements of 1, 2, 4 or 8 bytes, got {str(x.dtype).removeprefix('torch.')}"
