@@ -15,14 +15,16 @@ from torch import Tensor
 from tk_core.backend import Refused
 
 from ..jit import Builder, vector_cores
-from ..tile import groups, scale_tensors
+from ..tile import encode, groups, scale_tensors
 from ..tile.indices import kept
 from ..tile.memory import spanned
 from ._swiglu import unsupported
+from ._token_groups import quantize
 
 ROWS, LANES = 4, 128
 """Rows that a core adds up at a time, and SIMT threads of each."""
 THREADS = ROWS * LANES
+PLAIN_TILING = groups.Tiling(*groups.TILES[0], groups.TILES[0][1])
 
 
 def _build_rstd(dtype: str, cores: int):
@@ -88,7 +90,7 @@ def _build(dtype: str, height: int, width: int, cast: bool, cores: int):
     q_size, q_tokens, q_channels = T.dynamic("q_size"), T.dynamic("q_tokens"), T.dynamic("q_channels")
     sf_size, bytes_size = T.dynamic("sf_size"), T.dynamic("bytes_size")
     out_dtype = "bfloat16" if cast else dtype
-    quantize = groups.quantizer(T, height, width, THREADS)
+    quantize_tile = groups.quantizer(T, height, width, THREADS)
 
     @T.prim_func
     def norm_forward(
@@ -145,7 +147,7 @@ def _build(dtype: str, height: int, width: int, cast: bool, cores: int):
                                 values[i, j] = T.Cast(T.float32, rounded_normal)
                 T.copy(result[0 : tall * with_out, 0:wide], out[item, top : top + tall * with_out, left : left + wide])
                 if cast:
-                    quantize(
+                    quantize_tile(
                         values,
                         factors,
                         coded,
@@ -290,8 +292,7 @@ class NormForward:
         reason = self.refusal(x)
         if reason is not None:
             raise Refused(reason)
-        tiling = groups.Tiling(*groups.TILES[0], groups.TILES[0][1])
-        _launch(x, weight, residual, rstd, residual_out, outs[0], eps, out_scale, tiling, None)
+        _launch(x, weight, residual, rstd, residual_out, outs[0], eps, out_scale, PLAIN_TILING, None)
 
 
 class NormForwardAndPerTokenCast:
@@ -299,8 +300,8 @@ class NormForwardAndPerTokenCast:
 
     revision = 1
 
-    def refusal(self, x: Tensor, *rest: Any) -> str | None:
-        return groups.unsupported(x.shape[-1], rest[8], rest[12])
+    def refusal(self, *args: Any) -> str | None:
+        return None
 
     def __call__(
         self,
@@ -326,8 +327,6 @@ class NormForwardAndPerTokenCast:
         channels = x.shape[-1]
         group = min(num_per_channels, channels)
         tiling = groups.tiling(channels, group, use_packed_ue8m0)
-        if tiling is None:
-            raise Refused(str(groups.unsupported(channels, group, use_packed_ue8m0)))
         q, sf = (_batched(t) for t in outs)
         wide, narrow, kind, row_stride, group_stride, *_ = scale_tensors.arguments(sf[0])
         memory = spanned(sf)
@@ -339,7 +338,16 @@ class NormForwardAndPerTokenCast:
             *(q, wide, narrow, kind, batch_stride, row_stride, group_stride),
             *(int(round_sf), group, clamp_min),
         )
-        _launch(x, weight, residual, rstd, residual_out, out_bf16, eps, out_scale, tiling, cast)
+        if tiling is None:
+            normal = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            _launch(x, weight, residual, rstd, residual_out, normal, eps, out_scale, PLAIN_TILING, None)
+            if out_bf16 is not None:
+                out_bf16.copy_(normal)
+            rounding = encode.ROUNDED if round_sf else encode.PLAIN
+            for rows, codes, scales in zip(_batched(normal), q, sf, strict=True):
+                quantize(rows, fmt, group, q=codes, sf=scales, rounding=rounding, clamp_min=clamp_min)
+        else:
+            _launch(x, weight, residual, rstd, residual_out, out_bf16, eps, out_scale, tiling, cast)
         if mega_moe_buffer is not None:
             _MEGA_MOE(
                 (vector_cores(x.device),),

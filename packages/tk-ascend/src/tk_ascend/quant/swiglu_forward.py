@@ -3,21 +3,24 @@
 Gate and up columns are copied to UB, the result is made there, in fp32 if it is quantized, and copied out. A kernel of
 its own counts clamped values.
 
-Bytes: x once in (twice with counters), half as many elements out; or as many codes, and scales.
+Bytes: x once in (twice with counters), half as many elements out; or as many codes, and scales. Groups that are wider
+than any tile are quantized by the kernel of per_token_cast, from a result in fp32.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tk_core.backend import Refused
 
 from ..jit import Builder, vector_cores
-from ..tile import groups, scale_tensors
+from ..tile import encode, groups, scale_tensors
 from ..tile.activation import activation
 from ..tile.indices import kept
 from . import _swiglu
 from ._swiglu import REAL, THREADS, WEIGHTED
+from ._token_groups import quantize
 
 
 def _build(x_dtype: str, dtype: str, height: int, width: int, cores: int):
@@ -79,7 +82,7 @@ def _build_cast(x_dtype: str, height: int, width: int, cores: int):
     known_rows, weighted_rows, sf_size, bytes_size = (
         T.dynamic(n) for n in ("known_rows", "weighted_rows", "sf_size", "bytes_size")
     )
-    quantize = groups.quantizer(T, height, width, THREADS)
+    quantize_tile = groups.quantizer(T, height, width, THREADS)
 
     @T.prim_func
     def swiglu_forward_and_per_token_cast(
@@ -136,7 +139,7 @@ def _build_cast(x_dtype: str, height: int, width: int, cores: int):
                                 up = T.Cast(T.float32, ups[i, j])
                                 value = activation(T, gate, up, bound) * weight
                             values[i, j] = value
-                quantize(
+                quantize_tile(
                     values,
                     factors,
                     coded,
@@ -157,6 +160,18 @@ def _build_cast(x_dtype: str, height: int, width: int, cores: int):
 
 _FORWARD = Builder("quant.swiglu_forward", _build)
 _CAST = Builder("quant.swiglu_forward_and_per_token_cast", _build_cast)
+
+
+def _launch(x: Tensor, out: Tensor, found: _swiglu.Rows, clamp_value: float | None) -> None:
+    _FORWARD(
+        (x.dtype, out.dtype, *groups.TILES[0], vector_cores(x.device)),
+        x,
+        found.experts,
+        found.weights,
+        out,
+        found.known,
+        float("inf") if clamp_value is None else clamp_value,
+    )
 
 
 class SwigluForward:
@@ -193,16 +208,7 @@ class SwigluForward:
             routed_scaling_factor,
             token_alignment,
         )
-        out = outs[0]
-        _FORWARD(
-            (x.dtype, out.dtype, *groups.TILES[0], vector_cores(x.device)),
-            x,
-            found.experts,
-            found.weights,
-            out,
-            found.known,
-            float("inf") if clamp_value is None else clamp_value,
-        )
+        _launch(x, outs[0], found, clamp_value)
         if clamped_count is not None and clamp_value is not None:
             _swiglu.count(clamped_count, x, found, clamp_value)
 
@@ -212,8 +218,8 @@ class SwigluForwardAndPerTokenCast:
 
     revision = 1
 
-    def refusal(self, x: Tensor, fmt: str, num_per_channels: int, *rest: Any) -> str | None:
-        return groups.unsupported(x.shape[1] // 2, num_per_channels, rest[7])
+    def refusal(self, *args: Any) -> str | None:
+        return None
 
     def __call__(
         self,
@@ -238,9 +244,6 @@ class SwigluForwardAndPerTokenCast:
         q, sf = outs
         channels = q.shape[1]
         group = min(num_per_channels, channels)
-        tiling = groups.tiling(channels, group, use_packed_ue8m0)
-        if tiling is None:
-            raise Refused(str(groups.unsupported(channels, group, use_packed_ue8m0)))
         found = _swiglu.rows_of(
             x,
             psum_num_tokens_per_expert,
@@ -250,21 +253,28 @@ class SwigluForwardAndPerTokenCast:
             routed_scaling_factor,
             token_alignment,
         )
-        _CAST(
-            (x.dtype, tiling.height, tiling.width, vector_cores(x.device)),
-            x,
-            found.experts,
-            found.weights,
-            q,
-            *scale_tensors.arguments(sf)[:5],
-            int(round_sf),
-            found.known,
-            float("inf") if clamp_value is None else clamp_value,
-            group,
-            tiling.step,
-            -(-channels // tiling.step),
-            clamp_min,
-        )
+        tiling = groups.tiling(channels, group, use_packed_ue8m0)
+        if tiling is None:
+            values = torch.empty(q.shape, dtype=torch.float32, device=x.device)
+            _launch(x, values, found, clamp_value)
+            rounding = encode.ROUNDED if round_sf else encode.PLAIN
+            quantize(values, fmt, group, q=q, sf=sf, rounding=rounding, clamp_min=clamp_min)
+        else:
+            _CAST(
+                (x.dtype, tiling.height, tiling.width, vector_cores(x.device)),
+                x,
+                found.experts,
+                found.weights,
+                q,
+                *scale_tensors.arguments(sf)[:5],
+                int(round_sf),
+                found.known,
+                float("inf") if clamp_value is None else clamp_value,
+                group,
+                tiling.step,
+                -(-channels // tiling.step),
+                clamp_min,
+            )
         if clamped_count is not None and clamp_value is not None:
             _swiglu.count(clamped_count, x, found, clamp_value)
 
