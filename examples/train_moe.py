@@ -3,10 +3,10 @@
     python examples/train_moe.py                # two minutes on two CPU cores
     python examples/train_moe.py --device cuda  # the same model on CUDA kernels
 
-Wherever tk has an operator, the model uses it: ``moe.topk_gate`` selects the experts, ``moe.normalize_weight`` scales
-their weights, ``quant.per_token_cast`` and ``per_token_cast_back`` round expert inputs to FP8 and back, and the layers
-SwiGLU, RMSNorm and RotaryEmbedding compute activations, norms and positions. Matrix products, attention and the loss
-are PyTorch. The run ends with a verdict, and a non-zero exit code if it fails: the held-out loss must beat a bigram
+Wherever tk has an operator, the model uses it: ``moe.topk_gate`` selects the experts, ``layers.normalize_weight``
+scales their weights, ``quant.per_token_cast`` and ``per_token_cast_back`` round expert inputs to FP8 and back, and the
+layers SwiGLU, RMSNorm and RotaryEmbedding compute activations, norms and positions. Matrix products, attention and the
+loss are PyTorch. The run ends with a verdict, and a non-zero exit code if it fails: the held-out loss must beat a bigram
 model of the same data, and every parameter must have received a gradient.
 """
 
@@ -31,8 +31,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import tk_core
-from tk_core.layers import RMSNorm, RotaryEmbedding, SwiGLU
-from tk_core.moe import normalize_weight, normalize_weight_backward, topk_gate
+from tk_core.layers import RMSNorm, RotaryEmbedding, SwiGLU, normalize_weight
+from tk_core.moe import topk_gate
 from tk_core.quant import per_token_cast, per_token_cast_back
 
 VOCABULARY = 256  # bytes
@@ -59,20 +59,6 @@ class Config:
 
 
 # ------------------------------------------------------------ operators as layers
-
-
-class NormalizeWeight(torch.autograd.Function):
-    """Differentiable moe.normalize_weight."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor) -> Tensor:
-        denominator, normalized = normalize_weight(weights)
-        ctx.save_for_backward(denominator, normalized)
-        return normalized
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return normalize_weight_backward(grad.contiguous(), *ctx.saved_tensors)
 
 
 class FakeQuantize(torch.autograd.Function):
@@ -109,7 +95,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores = torch.sigmoid(self.router(x))
         ids = topk_gate(scores.detach() + self.bias, self.config.topk)
-        weights = NormalizeWeight.apply(scores.gather(1, ids))
+        weights = normalize_weight(scores.gather(1, ids))[1]
         order = torch.sort(ids.flatten(), stable=True).indices  # token and k of each row, by expert
         load = torch.bincount(ids.flatten(), minlength=self.config.experts)
         rows = FakeQuantize.apply(x)[order // self.config.topk]

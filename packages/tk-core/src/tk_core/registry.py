@@ -396,6 +396,16 @@ def use_backend(*backends: str | Backend, fallback: Fallback = "error") -> Itera
         _selection.reset(token)
 
 
+@contextlib.contextmanager
+def selected(selection: Selection | None) -> Iterator[None]:
+    """Choose what ``selection()`` returned elsewhere, for a scope."""
+    token = _selection.set(selection)
+    try:
+        yield
+    finally:
+        _selection.reset(token)
+
+
 def _interned(chosen: tuple[Backend, ...], fallback: Fallback) -> Selection:
     """One object for equal selections, so that it can be a key that costs nothing to hash."""
     key = (*map(id, chosen), fallback)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch.autograd import gradcheck
 
 import tk_core
-from tk_core import layers
+from tk_core import layers, registry
 from tk_core.layers import RMSNorm, RotaryEmbedding, SwiGLU, rms_norm, rotary_embedding, swiglu
 
 F64 = torch.float64
@@ -230,3 +232,41 @@ def test_compiled_block_equals_eager():
 
 def test_exported_names():
     assert {"swiglu", "rms_norm", "rotary_embedding", "SwiGLU", "RMSNorm", "RotaryEmbedding"} <= set(layers.__all__)
+
+
+class _Other(registry.ReferenceBackend):
+    name = "other"
+
+
+@pytest.mark.parametrize(
+    ("layer", "op"),
+    [
+        (lambda x: rms_norm(x), "quant.norm_backward"),
+        (lambda x: swiglu(x), "quant.swiglu_backward"),
+        (lambda x: rotary_embedding(x[:, None], torch.randn(4, 8))[..., 0], "transform.apply_rotary"),
+        (lambda x: layers.normalize_weight(x)[1].square(), "moe.normalize_weight_backward"),
+    ],
+)
+def test_backward_runs_on_the_backend_of_forward_in_whatever_thread(layer, op):
+    x = torch.rand(4, 8, requires_grad=True)
+    with tk_core.use_backend(_Other()):
+        loss = layer(x).sum()
+    with registry.count_calls() as calls:
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+    assert set(calls) == {(op, "other")}
+    assert x.grad is not None
+
+
+def test_normalize_weight_gradient():
+    weights = torch.rand(5, 3, dtype=torch.float64).float().requires_grad_()
+    denominator, normalized = layers.normalize_weight(weights)
+    (2 * denominator.sum() + normalized[:, 0].sum()).backward()
+    exact = weights.detach().double().requires_grad_()
+    total = exact.sum(dim=1, keepdim=True)
+    (2 * total.sum() + (exact / total)[:, 0].sum()).backward()
+    assert torch.allclose(weights.grad, exact.grad.float(), rtol=1e-5, atol=1e-6)
+    weights.grad = None
+    layers.normalize_weight(weights)[0].sum().backward()
+    assert torch.equal(weights.grad, torch.ones(5, 3))

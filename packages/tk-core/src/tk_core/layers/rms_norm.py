@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from .. import checks
 from ..quant.norm_backward import norm_backward
 from ..quant.norm_forward import norm_forward
+from ._backend import keep_backend, on_kept_backend
 
 
 def rms_norm(
@@ -58,6 +59,7 @@ def rms_norm(
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float) -> tuple[Tensor, ...]:
+        keep_backend(ctx)
         cast = None if weight is None else weight.to(x.dtype).contiguous()
         out, rstd, h = norm_forward(x, cast, eps, residual, with_rstd=True)
         ctx.save_for_backward(h, cast, rstd)
@@ -68,6 +70,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @on_kept_backend
     def backward(ctx: Any, out_grad: Tensor | None, h_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
         h, weight, rstd = ctx.saved_tensors
         if out_grad is None:

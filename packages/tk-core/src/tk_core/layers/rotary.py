@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import checks
 from ..transform.apply_rotary import apply_rotary
+from ._backend import keep_backend, on_kept_backend
 
 
 def rotary_embedding(
@@ -84,6 +85,7 @@ class _Rotary(torch.autograd.Function):
         conjugate: bool,
         seqlen_offset: int,
     ) -> tuple[Tensor, ...]:
+        keep_backend(ctx)
         ctx.save_for_backward(cos_sin_cache, positions)
         ctx.options = (interleaved, not conjugate, seqlen_offset)
         ctx.set_materialize_grads(False)
@@ -92,6 +94,7 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @on_kept_backend
     def backward(ctx: Any, query_grad: Tensor | None, key_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
         cos_sin_cache, positions = ctx.saved_tensors
         grads = _rotated(query_grad, key_grad, cos_sin_cache, positions, *ctx.options)

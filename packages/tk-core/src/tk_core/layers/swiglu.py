@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from .. import checks
 from ..quant.swiglu_backward import swiglu_backward
 from ..quant.swiglu_forward import swiglu_forward
+from ._backend import keep_backend, on_kept_backend
 
 FORMATS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -73,6 +74,7 @@ class _SwiGLU(torch.autograd.Function):
         routed_scaling_factor: float | None,
         token_alignment: int | None,
     ) -> Tensor:
+        keep_backend(ctx)
         ctx.save_for_backward(x, topk_weights, psum_num_tokens_per_expert, pos_to_token_topk, pos_to_expert)
         ctx.options = (clamp_value, routed_scaling_factor, token_alignment)
         return swiglu_forward(
@@ -89,6 +91,7 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @on_kept_backend
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, topk_weights, psum, pos_to_token_topk, pos_to_expert = ctx.saved_tensors
         clamp_value, routed_scaling_factor, token_alignment = ctx.options

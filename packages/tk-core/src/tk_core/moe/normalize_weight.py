@@ -35,7 +35,7 @@ def normalize_weight(
         InvalidDtypeError: ``topk_weights`` or a buffer is not float32.
         UnsupportedError: legal, but the backend of the device has no kernel for it; the message says why.
 
-    Gradient: normalize_weight_backward.
+    Gradient: normalize_weight_backward; tk_core.layers.normalize_weight joins the two.
     Determinism: bitwise reproducible, and equal to the reference bit for bit.
     Cost: one pass; reads the weights, writes both results; bound by launch latency up to about 10^5 tokens.
     Source: normalized affinities of DeepSeek-V3, section 2.1.2.
@@ -140,7 +140,7 @@ NORMALIZE_WEIGHT = Operator(
     "(Tensor topk_weights) -> (Tensor, Tensor)",
     check=_check,
     outputs=_outputs,
-    gradient="tk_core.moe.normalize_weight_backward in an autograd.Function",
+    gradient="tk_core.layers.normalize_weight",
 )
 NORMALIZE_WEIGHT_BACKWARD = Operator(
     "moe.normalize_weight_backward",
