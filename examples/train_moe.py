@@ -6,8 +6,8 @@
 Wherever tk has an operator, the model uses it: ``moe.topk_gate`` selects the experts, ``layers.normalize_weight``
 scales their weights, ``quant.per_token_cast`` and ``per_token_cast_back`` round expert inputs to FP8 and back, and the
 layers SwiGLU, RMSNorm and RotaryEmbedding compute activations, norms and positions. Matrix products, attention and the
-loss are PyTorch. The run ends with a verdict, and a non-zero exit code if it fails: the held-out loss must beat a bigram
-model of the same data, and every parameter must have received a gradient.
+loss are PyTorch. The run ends with a verdict, and a non-zero exit code if it fails: the held-out loss must beat a
+bigram model of the same data, and every parameter must have received a gradient.
 """
 
 from __future__ import annotations

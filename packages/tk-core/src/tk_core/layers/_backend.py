@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
 from .. import registry
+
+Backward = TypeVar("Backward", bound=Callable[..., Any])
 
 
 def keep_backend(ctx: Any) -> None:
@@ -20,7 +22,7 @@ def keep_backend(ctx: Any) -> None:
         ctx.selection = registry.selection()
 
 
-def on_kept_backend(backward: Callable[..., Any]) -> Callable[..., Any]:
+def on_kept_backend(backward: Backward) -> Backward:
     """Run a backward pass under the choice that its forward pass noted."""
 
     @functools.wraps(backward)
@@ -30,4 +32,4 @@ def on_kept_backend(backward: Callable[..., Any]) -> Callable[..., Any]:
         with registry.selected(ctx.selection):
             return backward(ctx, *grads)
 
-    return run
+    return cast(Backward, run)
