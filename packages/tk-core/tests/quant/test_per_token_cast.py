@@ -253,3 +253,12 @@ def test_results_never_require_grad() -> None:
     q = quant.per_token_cast(x, "e4m3", 32)
     assert not q.data.requires_grad
     assert not q.sf.requires_grad
+
+
+def test_a_group_far_wider_than_the_matrix_is_one_group():
+    x = torch.randn(3, 96)
+    for group in (96, 97, 2**40):
+        q, sf = quant.per_token_cast(x, "e4m3", group)
+        assert sf.shape == (3, 1)
+        assert torch.equal(q.view(torch.uint8), quant.per_token_cast(x, "e4m3", 96).data.view(torch.uint8))
+        assert quant.per_token_cast_back((q, sf), "fp32", group).shape == (3, 96)

@@ -21,6 +21,7 @@ def block_amax(x: Tensor, block_rows: int, block_columns: int) -> Tensor:
     Taken over bit patterns, where Inf and NaN sort above every finite value: a block that holds one gives one.
     """
     rows, columns = x.shape
+    block_rows, block_columns = _at_most(block_rows, rows), _at_most(block_columns, columns)
     bits = x.abs().view(torch.int32)
     bits = pad(bits, (0, -columns % block_columns, 0, -rows % block_rows))
     row_blocks, column_blocks = bits.shape[0] // block_rows, bits.shape[1] // block_columns
@@ -56,8 +57,14 @@ def block_scales(
 
 def spread(blocks: Tensor, block_rows: int, block_columns: int, rows: int, columns: int) -> Tensor:
     """One value for each block as one for each element of ``(rows, columns)``."""
+    block_rows, block_columns = _at_most(block_rows, rows), _at_most(block_columns, columns)
     wide = blocks.repeat_interleave(block_columns, dim=1)[:, :columns] if block_columns > 1 else blocks
     return wide.repeat_interleave(block_rows, dim=0)[:rows] if block_rows > 1 else wide
+
+
+def _at_most(block: int, extent: int) -> int:
+    """A block past the end of a matrix takes no more memory than one that ends with it."""
+    return min(block, max(extent, 1))
 
 
 def quantize(
