@@ -127,7 +127,7 @@ class Builder:
 
 
 def _sources(build: Callable[..., Any]) -> list[str]:
-    """The text that decides what a builder makes: its own module, and the macros that modules share."""
+    """The text that decides what a builder makes: its own module, and those that modules share."""
     own = Path(inspect.getfile(sys.modules[build.__module__]))
-    shared = sorted((Path(__file__).parent / "tile").glob("*.py"))
-    return [path.read_text() for path in (own, *shared)]
+    shared = [*own.parent.glob("_*.py"), *(Path(__file__).parent / "tile").glob("*.py")]
+    return [path.read_text() for path in dict.fromkeys([own, *sorted(shared)])]
