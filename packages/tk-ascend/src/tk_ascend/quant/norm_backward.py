@@ -1,8 +1,8 @@
 """norm_backward: a kernel makes the mean of each row, a second one the gradient of x, a third one that of the weight.
 
 The first reads global memory, many SIMT threads a row. The second gives a core some channels of consecutive rows: they
-are copied to UB in tiles, where a thread owns a channel and adds up its part of the weight's gradient. The third adds up
-these parts, at most ``PARTIALS`` for each channel. The order of both sums depends on the shape alone.
+are copied to UB in tiles, where a thread owns a channel and adds up its part of the weight's gradient. The third adds
+up these parts, at most ``PARTIALS`` for each channel. The order of both sums depends on the shape alone.
 
 Bytes: x and the gradient twice in, the residual's gradient once, as many elements as x out.
 """
