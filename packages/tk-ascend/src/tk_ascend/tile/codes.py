@@ -45,11 +45,6 @@ def scale(T: Any, most: Any, clamp_min: Any, qmax: float, round_sf: bool, e4m3_s
     return T.if_then_else(bad, nan, sf), T.if_then_else(bad, nan, inverse)
 
 
-def stored_scale(T: Any, sf: Any, e4m3_sf: bool) -> Any:
-    """A scale as it is stored in global memory: e4m3 as its byte."""
-    return T.reinterpret(to_e4m3(T, sf), T.uint8) if e4m3_sf else sf
-
-
 def exponent(T: Any, sf: Any) -> Any:
     """The UE8M0 byte of a power of two; 255 for NaN."""
     return (bits(T, sf) >> 23) & T.int32(255)
