@@ -95,6 +95,7 @@ def _build(dtype: str, cores: int):
         weighted: T.int32,
         with_residual: T.int32,
         out_scale: T.float32,
+        parts_down: T.int32,
         tiles_down: T.int32,
         tiles_across: T.int32,
     ):
@@ -110,7 +111,7 @@ def _build(dtype: str, cores: int):
             tall = T.alloc_var(T.int32)
             wide = T.alloc_var(T.int32)
             more = T.alloc_var(T.int32)
-            for item in T.Persistent([T.ceildiv(rows, HEIGHT * tiles_down) * tiles_across], cores, core, group_size=1):
+            for item in T.Persistent([parts_down * tiles_across], cores, core, group_size=1):
                 part = T.truncdiv(item, tiles_across)
                 left = T.truncmod(item, tiles_across) * WIDTH
                 wide = T.min(WIDTH, channels - left)
@@ -224,6 +225,7 @@ class NormBackward:
             weighted,
             with_residual,
             out_scale,
+            parts,
             tiles_down,
             -(-channels // WIDTH),
         )
