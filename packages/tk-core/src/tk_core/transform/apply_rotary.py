@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..errors import InvalidDtypeError
 from ..op import Operator
 
 
@@ -63,9 +62,7 @@ def apply_rotary(
     >>> q.tolist()
     [[[0.0, 1.0]]]
     """
-    if isinstance(seqlen_offset, bool) or not isinstance(seqlen_offset, (int, torch.SymInt)):
-        kind = type(seqlen_offset).__name__
-        raise InvalidDtypeError(f"transform.apply_rotary: seqlen_offset must be an int, got {kind}")
+    checks.is_int("transform.apply_rotary", "seqlen_offset", seqlen_offset)
     APPLY_ROTARY(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
 
 
