@@ -4,7 +4,8 @@ The scale of an output block depends only on the input's scales, so the threads 
 largest and smallest exponent together, and then move codes: sixteen of them, eight bytes, in a thread. A code times a
 power of two from 2^-5 to 2^6 is a normal e4m3, so the eight magnitudes of a scale are a table of eight bytes, of which
 one instruction picks four. A team of threads, a part of a warp or all of a thread block, walks over each output block;
-where sixteen codes straddle input blocks they are moved eight or two at a time.
+where sixteen codes straddle input blocks they are moved eight or two at a time, and in blocks of odd width, which may
+begin in the middle of a byte, one at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Key(NamedTuple):
 
     Attributes:
         x_packed, packed, padded: UE8M0 words come in; go out; the columns of the result's scales are padded.
-        codes: of a step of a thread, 16, 8 or 2.
+        codes: of a step of a thread, 16, 8, 2 or 1.
         load_width, store_width: widest access in bytes of that many codes in ``x`` and in the result.
         threads: of a team, which makes one output block.
     """
@@ -198,13 +199,15 @@ def _build(*key: Any) -> Any:
                     load,
                     T.access_ptr(codes[u * words], "w", words),
                     T.access_ptr(x[row, column // 2], "r"),
-                    T.if_then_else(at < steps and row < rows, (columns - column) // 2, 0),
+                    T.if_then_else(at < steps and row < rows, (columns - column + 1) // 2, 0),
                 )
             for u in T.unroll(unroll):
                 at = (i * unroll + u) * k.threads + thread % k.threads
                 row = block_row * k.block_rows + at // steps_across
                 column = block_column * k.block_columns + at % steps_across * k.codes
                 if at < steps and row < rows and column < columns:
+                    if k.codes == 1:
+                        codes[u] = codes[u] >> T.Cast("uint32", column % 2 * 4)
                     shift = exponent(x_sf, row // k.x_block_rows, column // k.x_block_columns) - biased
                     T.call_extern(
                         "handle",
@@ -271,8 +274,6 @@ class PerBlockCastLossless:
         ue8m0_per_word: int,
         sf_align_bytes: int,
     ) -> str | None:
-        if x_block_columns % 2:
-            return f"needs x_block_size[1] to be even, so that a byte lies in one block, got {x_block_columns}"
         return refuse_words(ue8m0_per_word, use_packed_ue8m0 or not x_sf.is_floating_point())
 
     def __call__(self, outs: tuple[Tensor, ...], *args: Any) -> None:
@@ -281,7 +282,7 @@ class PerBlockCastLossless:
             raise Refused(reason)
         x, x_sf, x_block_rows, x_block_columns, block_rows, block_columns, _, packed, _, _ = args
         out, sf = outs
-        codes = next(c for c in (16, 8, 2) if x_block_columns % c == 0)
+        codes = next(c for c in (16, 8, 2, 1) if x_block_columns % c == 0)
         key = _Key(
             x_block_rows,
             x_block_columns,
@@ -306,4 +307,6 @@ CI_KEYS = [
     (_CAST, _Key(1, 32, 128, 128, False, False, False, 16, 8, 16, 256)),
     (_CAST, _Key(1, 8, 32, 32, True, True, True, 8, 4, 8, 32)),
     (_CAST, _Key(2, 6, 4, 12, False, True, False, 2, 1, 1, 32)),
+    (_CAST, _Key(3, 7, 9, 21, False, False, False, 1, 1, 1, 32)),
+    (_CAST, _Key(8, 1, 16, 1, True, True, False, 1, 1, 1, 16)),
 ]
