@@ -311,6 +311,16 @@ def test_zeros_of_both_signs_are_different_plans(monkeypatch):
             assert out.signbit().all() == (str(factor) == "-0.0")
 
 
+def test_a_lazily_negated_view_matches_no_plan_of_what_it_views(monkeypatch):
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
+    monkeypatch.setattr(CAST, "_plans", {})
+    x = torch.randn(2, 128)
+    for _ in range(3):
+        per_token_cast(x, "e4m3", 128)
+        with pytest.raises(InvalidArgumentError, match="x must hold its values .* got a lazily negated view"):
+            per_token_cast(torch._neg_view(x), "e4m3", 128)
+
+
 def test_tensors_without_plain_memory_are_refused_by_name():
     from tk_core.moe import normalize_weight
 

@@ -50,9 +50,10 @@ _EXACT_TYPE = {
     "bool": "({0} is True or {0} is False)",
     "str": "type({0}) is str",
     "ScalarType": "type({0}) is dtype",
-    "Tensor": "(type({0}) is Tensor or type({0}) is Parameter)",
+    "Tensor": "(type({0}) is Tensor or type({0}) is Parameter) and not {0}.is_neg()",
 }
-"""What has to hold of an argument for equal keys to mean equal arguments: 1 equals 1.0 and True."""
+"""What has to hold of an argument for equal keys to mean equal arguments: 1 equals 1.0 and True, and a lazily negated
+view has all facts of what it views. A conjugated one is complex, which only transposes take, and they look first."""
 
 
 def signature_of(parameters: tuple[schema.Parameter, ...]) -> Signature:
