@@ -317,7 +317,7 @@ def test_a_lazily_negated_view_matches_no_plan_of_what_it_views(monkeypatch):
     x = torch.randn(2, 128)
     for _ in range(3):
         per_token_cast(x, "e4m3", 128)
-        with pytest.raises(InvalidArgumentError, match="x must hold its values .* got a lazily negated view"):
+        with pytest.raises(InvalidArgumentError, match=r"x must hold its values .* got a lazily negated view"):
             per_token_cast(torch._neg_view(x), "e4m3", 128)
 
 

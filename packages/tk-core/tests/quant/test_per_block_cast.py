@@ -147,3 +147,11 @@ def test_lossless_refuses_scales_that_are_not_powers_of_two(bad: float) -> None:
     assert unchecked[1].isnan().tolist() == [[False], [True]]
     packed = PER_BLOCK_CAST_LOSSLESS(data, sf, 1, 32, 1, 64, False, True, 4, 16)[1]
     assert packed.tolist() == [[121], [255]]
+
+
+def test_lossless_blocks_far_larger_than_the_matrix_are_one_block():
+    data, sf = torch.full((2, 4), 0x27, dtype=torch.int8), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+    whole = tk_core.quant.per_block_cast_lossless((data, sf), "e4m3", (1, 4), (2, 8))
+    large = tk_core.quant.per_block_cast_lossless((data, sf), "e4m3", (1, 4), (2**40, 2**40))
+    assert torch.equal(large[0].float(), whole[0].float())
+    assert torch.equal(large[1], whole[1])

@@ -25,6 +25,8 @@ from ..tile.function import prim_func
 from .per_channel_cast import refuse_words
 
 _THREADS = 256
+_LARGE = 4096
+"""Sizes of blocks up to this are compiled as they are."""
 
 _SOURCE = r"""
 // Biased exponent of a scale: 255 where it is not a normal power of two.
@@ -249,6 +251,13 @@ def _build(*key: Any) -> Any:
 _CAST = Builder("quant.per_block_cast_lossless", _build, pass_configs={"tl.disable_safe_memory_legalize": True})
 
 
+def _bounded(inner: int, outer: int, extent: int) -> tuple[int, int]:
+    """Sizes that divide ``extent`` like ``inner`` and ``outer``, but not far past it: indices stay within 32 bits."""
+    whole = 1 << (max(extent, _LARGE) - 1).bit_length()
+    inner, ratio = min(inner, whole), outer // inner
+    return inner, inner * min(ratio, -(-whole // inner))
+
+
 def _team(elements: int, codes: int) -> int:
     """Threads that make a block: no more than it has steps, up to a warp; a thread block for large ones."""
     if elements > 2048:
@@ -282,6 +291,8 @@ class PerBlockCastLossless:
             raise Refused(reason)
         x, x_sf, x_block_rows, x_block_columns, block_rows, block_columns, _, packed, _, _ = args
         out, sf = outs
+        x_block_rows, block_rows = _bounded(x_block_rows, block_rows, out.shape[0])
+        x_block_columns, block_columns = _bounded(x_block_columns, block_columns, out.shape[1])
         codes = next(c for c in (16, 8, 2, 1) if x_block_columns % c == 0)
         key = _Key(
             x_block_rows,

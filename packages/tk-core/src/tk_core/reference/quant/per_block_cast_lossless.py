@@ -55,6 +55,7 @@ def _exponents(sf: Tensor, block_columns: int) -> Tensor:
 def _reduce(exponents: Tensor, rows: int, columns: int, reduction: Callable[..., Tensor], neutral: int) -> Tensor:
     """The largest or smallest exponent of each group of blocks, over the blocks that exist."""
     row_blocks, column_blocks = exponents.shape
+    rows, columns = min(rows, max(row_blocks, 1)), min(columns, max(column_blocks, 1))  # not far past the matrix
     full = pad(exponents, (0, -column_blocks % columns, 0, -row_blocks % rows), value=neutral)
     return reduction(full.view(full.shape[0] // rows, rows, full.shape[1] // columns, columns), dim=(1, 3))
 
