@@ -20,7 +20,7 @@ from ..tile.function import prim_func
 from .per_token_cast import refuse_words
 
 THREADS = 256
-ROWS = 4
+ROWS = 2
 """Rows that a thread takes where there are many."""
 SMALL = 1 << 22
 """Elements up to which a thread takes one row, to keep every multiprocessor busy."""

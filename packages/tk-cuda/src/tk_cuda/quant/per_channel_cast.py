@@ -1,12 +1,12 @@
 """CUDA kernel of ``quant.per_channel_cast`` and its fused and transposing forms: one pass, bound by bandwidth.
 
-A thread block takes 128 columns of ``blocks`` blocks of ``num_per_tokens`` rows, 128 rows where they fit. Each thread
-reads one vector of columns from ``rows`` consecutive rows into registers; partial amaxes meet in shared memory, one
-thread per column makes the scale and its inverse, and every thread encodes what it holds. The transposing form turns
-four rows of a column into a word and writes rows of the result through shared memory, the word of column ``c`` and row
-word ``r`` at ``33 c + skew + r``, which spreads both directions over the banks. Rows of e4m3 whose scales are powers of
-two not far apart are scaled in pairs of fp16, which is exact. Where blocks or groups do not suit, a thread walks down
-one column twice.
+A thread block takes 128 columns of ``blocks`` blocks of ``num_per_tokens`` rows, 64 rows or, to be transposed, 128
+where they fit. Each thread reads one vector of columns from ``rows`` consecutive rows into registers; partial amaxes
+meet in shared memory, one thread per column makes the scale and its inverse, and every thread encodes what it holds.
+The transposing form turns four rows of a column into a word and writes rows of the result through shared memory, the
+word of column ``c`` and row word ``r`` at ``33 c + skew + r``, which spreads both directions over the banks. Rows of
+e4m3 whose scales are powers of two not far apart are scaled in pairs of fp16, which is exact. Where blocks or groups do
+not suit, a thread walks down one column twice.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from ..tile.function import prim_func
 _COLUMNS = 128
 _MOST_THREADS = 1024
 """Threads of a block."""
-_BLOCK_ROWS = 128
+_BLOCK_ROWS = 64
 """Rows of a thread block, for smaller blocks of rows."""
+_TRANSPOSED_ROWS = 128
+"""The same for results that are transposed: whole 128-byte lines of them."""
 _ROWS = 8
 """The most rows that a thread holds."""
 _THREADS_PER_SM = 1024
@@ -155,7 +157,7 @@ def rows_of_thread(dtype: torch.dtype, num_per_tokens: int, num_per_channels: in
     rows = max(r for r in range(1, _ROWS + 1) if num_per_tokens % r == 0)
     if num_per_tokens // rows * (_COLUMNS // per_vector) > 1024 or num_per_channels % per_vector:
         return 0
-    if transposed and (rows % 4 or _BLOCK_ROWS % num_per_tokens):
+    if transposed and (rows % 4 or _TRANSPOSED_ROWS % num_per_tokens):
         return 0
     return rows
 
@@ -256,7 +258,8 @@ def _vector_body(k: _Key) -> Any:
     vector_words = per_vector * bytes_of // 4
     lanes = _COLUMNS // per_vector
     slots = k.num_per_tokens // k.rows  # threads that share a column of a block
-    blocks = max(min(_BLOCK_ROWS // k.num_per_tokens, _MOST_THREADS // (lanes * slots)), 1)
+    most_rows = _TRANSPOSED_ROWS if k.transposed else _BLOCK_ROWS
+    blocks = max(min(most_rows // k.num_per_tokens, _MOST_THREADS // (lanes * slots)), 1)
     threads = lanes * slots * blocks
     tile_rows = k.num_per_tokens * blocks
     load = f"tk_load<{vector_words * 4}, {min(k.load_width, vector_words * 4)}>"

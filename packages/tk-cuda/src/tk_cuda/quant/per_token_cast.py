@@ -25,10 +25,14 @@ ROWS = 4
 """Rows that a thread takes where there are many."""
 QUANTIZED_ROWS = 2
 """The same of quantized ``x``, whose rows take more registers for fewer bytes."""
+IN_PLACE_ROWS = 2
+"""The same where the result replaces ``x``."""
 THREADS_PER_SM = 1536
 """Threads that a multiprocessor shall hold of the form whose encoding is long: they hide its latency."""
 SMALL = 1 << 22
 """Elements up to which a thread takes one row, to keep every multiprocessor busy."""
+FEW = 1 << 20
+"""The same where the result replaces ``x``."""
 
 
 def _build(*key: Any) -> Any:
@@ -139,7 +143,8 @@ def launcher(
     columns = x.shape[1] if x_sf is None else FORMAT_OF_DTYPE[x.dtype].logical(x.shape[1])
     in_registers = lanes_of(group) > 0 and fmt != "e5m6" and x.dtype != E5M6.dtype
     if in_registers:
-        rows = 1 if x.shape[0] * columns <= SMALL else ROWS if x_sf is None else QUANTIZED_ROWS
+        most = IN_PLACE_ROWS if part == "back" else ROWS if x_sf is None else QUANTIZED_ROWS
+        rows = 1 if x.shape[0] * columns <= (FEW if part == "back" else SMALL) else most
     else:
         rows = _row_chunks.chunk_columns(columns, group, packed)
     result = x if part == "back" else out

@@ -17,9 +17,11 @@ from ..jit import Builder, num_sms
 from ..tile import access, vectors
 from ..tile.function import prim_func
 
-_THREADS = 256
+_THREADS = 128
 _PER_THREAD = 8
-_BLOCKS_PER_SM = 8
+_BLOCKS_PER_SM = 16
+_RESIDENT_BLOCKS = 12
+"""Blocks that a multiprocessor shall hold at once: more registers for each thread would leave it too few warps."""
 
 _SOURCE = (
     vectors.SOURCE
@@ -41,11 +43,18 @@ TK_FN TkWords tk_philox(unsigned k0, unsigned k1, unsigned long long counter, un
   return {{c0, c1, c2, c3}};
 }
 TK_FN float tk_step(float p, float x, unsigned constant) { return __fadd_rn(__fmul_rn(p, x), tk_float(constant)); }
-// sqrt(-2 ln(u)) of u = ((word >> 8) + 1) / 2^24.
+// The square root of a normal number below 2^60, correctly rounded: one step from the approximation is enough.
+TK_FN float tk_sqrt(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  const float root = __fmul_rn(x, y);
+  return __fmaf_rn(__fmaf_rn(-root, root, x), __fmul_rn(0.5f, y), root);
+}
+// sqrt(-2 ln(u)) of u = ((word >> 8) + 1) / 2^24. A fused multiply-add stands where the product is exact.
 TK_FN float tk_radius(unsigned word) {
   const unsigned bits = tk_bits((float)((word >> 8) + 1u));
-  const int e = (int)(bits - 0x3F3504F3u) >> 23;
-  const float f = __fsub_rn(tk_float(bits - ((unsigned)e << 23)), 1.0f), z = __fmul_rn(f, f);
+  const unsigned exponent = (bits - 0x3F3504F3u - (24u << 23)) & 0xFF800000u;  // of u, times 2^23
+  const float f = __fsub_rn(tk_float(bits - exponent - (24u << 23)), 1.0f), z = __fmul_rn(f, f);
   float p = tk_float(0x3D9021BBu);
   p = tk_step(p, f, 0xBDEBD1B8u);
   p = tk_step(p, f, 0x3DEF251Au);
@@ -55,35 +64,36 @@ TK_FN float tk_radius(unsigned word) {
   p = tk_step(p, f, 0x3E4CCEACu);
   p = tk_step(p, f, 0xBE7FFFFCu);
   p = tk_step(p, f, 0x3EAAAAAAu);
-  const float k = (float)(e - 24);
+  const float k = (float)(int)exponent;
   float y = __fmul_rn(__fmul_rn(p, f), z);
-  y = __fadd_rn(y, __fmul_rn(k, tk_float(0xB95E8083u)));
-  y = __fsub_rn(y, __fmul_rn(0.5f, z));
-  const float ln = __fadd_rn(__fadd_rn(f, y), __fmul_rn(k, tk_float(0x3F318000u)));
-  return ln == 0.0f ? 0.0f : __fsqrt_rn(__fmul_rn(-2.0f, ln));
+  y = __fadd_rn(y, __fmul_rn(k, tk_float(0xB95E8083u - (23u << 23))));
+  y = __fmaf_rn(-0.5f, z, y);
+  const float ln = __fmaf_rn(k, tk_float(0x3F318000u - (23u << 23)), __fadd_rn(f, y));
+  return ln == 0.0f ? 0.0f : tk_sqrt(__fmul_rn(-2.0f, ln));
 }
-// Radius times cosine and sine of the angle 2 pi (word >> 8) / 2^24.
+// Radius times cosine and sine of the angle 2 pi (word >> 8) / 2^24: the upper two bits of `turned` are the quarter,
+// the 22 below bit 30 of the word the signed distance from its middle.
 TK_FN void tk_box_muller(float* out, unsigned radius_word, unsigned angle_word) {
-  const unsigned t = angle_word >> 8, n = (t + (1u << 21)) >> 22;
-  const float x = __fmul_rn((float)(int)(t - (n << 22)), tk_float(0x34C90FDBu)), q = __fmul_rn(x, x);
+  const unsigned turned = angle_word + (1u << 29);
+  const float x = __fmul_rn((float)(int)(angle_word << 2 & 0xFFFFFC00u), tk_float(0x34C90FDBu - (10u << 23)));
+  const float q = __fmul_rn(x, x);
   float s = __fadd_rn(__fmul_rn(tk_float(0xB94CA1F9u), q), tk_float(0x3C08839Eu));
   s = tk_step(s, q, 0xBE2AAAA3u);
   s = __fadd_rn(__fmul_rn(__fmul_rn(s, q), x), x);
   float c = __fadd_rn(__fmul_rn(tk_float(0x37CCF5CEu), q), tk_float(0xBAB6061Au));
   c = tk_step(c, q, 0x3D2AAAA5u);
   c = __fmul_rn(__fmul_rn(c, q), q);
-  c = __fadd_rn(__fsub_rn(c, __fmul_rn(0.5f, q)), 1.0f);
+  c = __fadd_rn(__fmaf_rn(-0.5f, q, c), 1.0f);
   const float r = tk_radius(radius_word);
-  const float first = n & 1u ? s : c, second = n & 1u ? c : s;
-  const unsigned cos_sign = ((n + 1u) & 2u) << 30, sin_sign = (n & 2u) << 30;
-  out[0] = __fmul_rn(r, tk_float(tk_bits(first) ^ cos_sign));
-  out[1] = __fmul_rn(r, tk_float(tk_bits(second) ^ sin_sign));
+  const bool odd = turned & 0x40000000u;
+  const unsigned first = tk_bits(odd ? s : c), second = tk_bits(odd ? c : s);
+  out[0] = __fmul_rn(r, tk_float(first ^ ((turned + 0x40000000u) & 0x80000000u)));
+  out[1] = __fmul_rn(r, tk_float(second ^ (turned & 0x80000000u)));
 }
 // Elements `first` to first + 7, of which those before `count` exist.
 template <class E, int kWidth, bool kNormal>
-TK_FN void tk_draw8(void* out, long long first, long long count, const void* state) {
-  const unsigned long long* seed_offset = static_cast<const unsigned long long*>(state);
-  const unsigned long long seed = seed_offset[0], block = seed_offset[1] + (unsigned long long)(first / 4);
+TK_FN void tk_draw8(void* out, long long first, long long count, unsigned long long seed, unsigned long long offset) {
+  const unsigned long long block = offset + (unsigned long long)first / 4;
   float v[8];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -126,6 +136,8 @@ def _build(*key: Any) -> Any:
     def fill(state: Any, out: Any, block: Any, blocks: Any, passes: Any) -> None:
         T.import_source(_SOURCE)
         first = T.alloc_var("int64")
+        seed = T.alloc_var("int64", init=state[0])
+        offset = T.alloc_var("int64", init=state[1])
         for i in T.serial(passes):
             first = (T.cast(i, "int64") * blocks + block) * (_THREADS * _PER_THREAD)
             first = first + T.get_thread_binding() * _PER_THREAD
@@ -136,11 +148,13 @@ def _build(*key: Any) -> Any:
                     T.address_of(out[0]),
                     first,
                     count,
-                    T.address_of(state[0]),
+                    seed,
+                    offset,
                 )
 
     def draw(state: Any, out: Any, blocks: Any, passes: Any) -> None:
         with T.Kernel(blocks, threads=_THREADS) as block:
+            T.annotate_min_blocks_per_sm(_RESIDENT_BLOCKS)
             fill(state, out, block, blocks, passes)
         with T.Kernel(1, threads=32):
             if T.get_thread_binding() == 0:
