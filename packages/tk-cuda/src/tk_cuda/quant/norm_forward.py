@@ -15,6 +15,7 @@ from torch import Tensor
 from tk_core.backend import Refused
 
 from ..jit import Builder, num_sms
+from ..tile import access
 from ..tile.function import prim_func
 from . import _swiglu
 
@@ -434,7 +435,7 @@ def _launch(
     items = x.shape[0] if x.dim() == 3 else 1
     bf16 = None if cast is None else cast.out_bf16
     mega = None if cast is None else cast.mega
-    group = 0 if cast is None else cast.group
+    group = 0 if cast is None else access.bounded(cast.group, channels)
     key = _Key(
         x.dtype,
         x.dim(),

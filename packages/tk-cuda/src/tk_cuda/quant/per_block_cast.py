@@ -342,6 +342,7 @@ _CAST = Builder("quant.per_block_cast", _build, pass_configs={"tl.disable_safe_m
 def _launcher(
     x: Tensor, out: Tensor | None, sf: Tensor, fmt: str, block: tuple[int, int], part: str, rounded: bool, packed: bool
 ) -> Any:
+    block = access.bounded(block[0], x.shape[0]), access.bounded(block[1], x.shape[1])
     rows, threads = tiling(*block, 16 // x.element_size())
     key = _Key(
         x.dtype,

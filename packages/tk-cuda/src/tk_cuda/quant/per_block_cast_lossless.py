@@ -25,8 +25,6 @@ from ..tile.function import prim_func
 from .per_channel_cast import refuse_words
 
 _THREADS = 256
-_LARGE = 4096
-"""Sizes of blocks up to this are compiled as they are."""
 
 _SOURCE = r"""
 // Biased exponent of a scale: 255 where it is not a normal power of two.
@@ -253,8 +251,9 @@ _CAST = Builder("quant.per_block_cast_lossless", _build, pass_configs={"tl.disab
 
 def _bounded(inner: int, outer: int, extent: int) -> tuple[int, int]:
     """Sizes that divide ``extent`` like ``inner`` and ``outer``, but not far past it: indices stay within 32 bits."""
-    whole = 1 << (max(extent, _LARGE) - 1).bit_length()
-    inner, ratio = min(inner, whole), outer // inner
+    ratio = outer // inner
+    whole = access.bounded(max(inner, outer), extent)
+    inner = min(inner, whole)
     return inner, inner * min(ratio, -(-whole // inner))
 
 

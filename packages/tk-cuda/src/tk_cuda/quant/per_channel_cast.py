@@ -573,6 +573,8 @@ def launch(
 ) -> None:
     """Cast ``x`` (rows picked by ``index`` if given) with one scale per column of ``num_per_tokens`` rows."""
     out, sf = outs
+    num_per_tokens = access.bounded(num_per_tokens, x.shape[0] if index is None else index.shape[0])
+    num_per_channels = access.bounded(num_per_channels, x.shape[1])
     rows = rows_of_thread(x.dtype, num_per_tokens, num_per_channels if x_sf is not None else 0, transposed)
     key = _Key(
         x.dtype,

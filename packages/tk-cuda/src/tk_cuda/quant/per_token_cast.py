@@ -141,6 +141,7 @@ def launcher(
 ) -> Launcher:
     """The compiled kernel of a call."""
     columns = x.shape[1] if x_sf is None else FORMAT_OF_DTYPE[x.dtype].logical(x.shape[1])
+    group = access.bounded(group, columns)
     in_registers = lanes_of(group) > 0 and fmt != "e5m6" and x.dtype != E5M6.dtype
     if in_registers:
         most = IN_PLACE_ROWS if part == "back" else ROWS if x_sf is None else QUANTIZED_ROWS
@@ -159,7 +160,8 @@ def launcher(
         padded,
         stochastic,
         groups.sf_kind(x_sf, x_block[1]),
-        *x_block,
+        access.bounded(x_block[0], x.shape[0]),
+        access.bounded(x_block[1], columns),
         access.access_width(x),
         access.access_width(result) if result is not None else 0,
         rows,

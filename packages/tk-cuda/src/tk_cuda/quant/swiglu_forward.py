@@ -16,7 +16,7 @@ from torch import Tensor
 from tk_core.backend import Refused
 
 from ..jit import Builder, num_sms
-from ..tile import vectors
+from ..tile import access, vectors
 from ..tile.function import prim_func
 from . import _swiglu
 
@@ -295,6 +295,7 @@ def _launch(
     alignment: int,
 ) -> None:
     rows, channels = out.shape
+    group = access.bounded(group, channels)
     segment, _, _ = _segment_of(group)
     widths = _swiglu.width_of(x, channels, segment), _swiglu.width_of(out, segment)
     facts = _swiglu.facts_of(psum, weights, index, experts)

@@ -50,6 +50,9 @@ __device__ __forceinline__ void tk_store(void* p, const void* words, int bytes) 
 }
 """
 
+_LARGE = 4096
+"""Block sizes up to which every size is compiled for as it is."""
+
 
 def access_width(t: Tensor, limit: int = 16) -> int:
     """The widest access in bytes, at most ``limit``, that every row of ``t`` can be read or written with.
@@ -62,6 +65,11 @@ def access_width(t: Tensor, limit: int = 16) -> int:
         if extent > 1:
             bits |= stride * size
     return bits & -bits
+
+
+def bounded(size: int, extent: int) -> int:
+    """A block size that divides ``extent`` like ``size``, but is not far past it: indices fit 32 bits, keys are few."""
+    return min(size, 1 << (max(extent, _LARGE) - 1).bit_length())
 
 
 def unit_columns(t: Tensor) -> Tensor:
