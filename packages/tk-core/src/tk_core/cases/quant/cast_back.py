@@ -135,6 +135,7 @@ CASES = {
             Sample("a partial last block in both directions", _of(131, 200, "e4m3", (128, 128), "fp32")),
             Sample("blocks of odd size", _of(10, 70, "e2m1", (3, 7), "fp32")),
             Sample("a block larger than the matrix", _of(10, 70, "e4m3", (64, 512))),
+            Sample("a block far larger than the matrix", _of(10, 70, "e4m3", (2**40, 2**40))),
             Sample("blocks of one column, few rows", _of(3, 64, "e4m3", (32, 1), round_sf=True, use_packed_ue8m0=True)),
             Sample("every e4m3 code, bf16", lambda m: _every_code(m, "bf16")),
             Sample("Q13: every e4m3 code, fp32", lambda m: _every_code(m, "fp32")),

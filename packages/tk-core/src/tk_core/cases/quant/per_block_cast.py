@@ -67,6 +67,8 @@ def _shapes() -> list[Sample]:
         _plain("one row", 1, 128, "e4m3", (128, 128)),
         _plain("one row, packed column-major", 1, 160, "e4m3", _SQUARE, **FLAGS["packed column-major"]),
         _plain("a block larger than the matrix", 5, 48, "e2m1", (128, 128)),
+        _plain("a block far larger than the matrix", 5, 48, "e2m1", (2**40, 2**40)),
+        _plain("rows as blocks, far wider than K", 5, 48, "e4m3", (1, 2**40)),
         _plain("P02: K = 576", 131, 576, "e4m3", (128, 128)),
         _plain("K not a multiple of 16 bytes", 67, 100, "e4m3", _SQUARE),
         _plain("K not a multiple of 16 bytes, e2m1", 67, 100, "e2m1", _SQUARE),

@@ -52,6 +52,7 @@ def shapes() -> list[Sample]:
         plain("one row", 1, 128, 128),
         plain("one row, rounded", 1, 7168, 32, round_sf=True),
         plain("a group longer than the matrix", 5, 256, 128),
+        plain("a group far longer than the matrix", 5, 256, 2**40),
         plain("a partial last group", 133, 256, 128),
         plain("groups of one row", 7, 64, 1),
         plain("groups of three rows", 10, 64, 3),

@@ -63,6 +63,7 @@ def _shapes() -> list[Sample]:
         ("groups of one column", 2, 12, 1),
         ("groups of three columns, across bytes of e2m1", 4, 22, 3),
         ("groups wider than K", 2, 48, 128),
+        ("groups far wider than K", 2, 48, 2**40),
         ("whole rows as groups", 3, 2048, 2048),
         ("K = 16384", 2, 16384, 64),
     ]

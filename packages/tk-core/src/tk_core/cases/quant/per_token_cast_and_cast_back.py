@@ -96,6 +96,7 @@ CASES = {
             _plain("groups of three columns", 4, 22, "e2m1", 3),
             _plain("K = 576, rows past a tile", 131, 576, "e2m1", 64),
             _plain("whole rows as groups", 3, 2048, "e4m3", 2048),
+            _plain("groups far wider than K", 3, 192, "e4m3", 2**40),
             Sample("row stride of twice K", lambda m: call(strided(m, 9, 256, BF16, 256), "e4m3", 32)),
             Sample("odd row stride", lambda m: call(strided(m, 9, 256, BF16, 3), "e4m3", 32)),
             Sample("Q11: misaligned base", lambda m: call(misaligned(m, 9, 256, BF16), "e4m3", 32)),

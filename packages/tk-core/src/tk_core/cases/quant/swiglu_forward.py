@@ -278,6 +278,7 @@ CASES = {
             Sample("groups of 128", lambda m: _cast(gate_up(m, 33, 256), 128)),
             Sample("groups of 128, the last one short", lambda m: _cast(gate_up(m, 5, 320), 128)),
             Sample("one group in a row", lambda m: _cast(gate_up(m, 5, 512), 512)),
+            Sample("groups far wider than the row", lambda m: _cast(gate_up(m, 5, 320), 2**40)),
             Sample("groups of 3", lambda m: _cast(gate_up(m, 5, 32), 3)),
             Sample("float32", lambda m: _cast(gate_up(m, 9, 192, _FP32))),
             Sample("rounded", lambda m: _cast(gate_up(m, 9, 192), round_sf=True)),
