@@ -235,6 +235,30 @@ def test_what_a_backend_binds_runs_from_the_third_call_on_and_is_counted(monkeyp
         assert len(runs) == 3
 
 
+def test_discovering_backends_again_forgets_what_the_earlier_ones_bound(monkeypatch):
+    from tk_core import registry
+
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
+    monkeypatch.setattr(CAST, "_plans", {})
+    runs = []
+
+    def bind(self, kernel, outs, args):
+        kernel(outs, *args)
+        return lambda outs, args: (runs.append(self), kernel(outs, *args))[1]
+
+    monkeypatch.setattr(registry.ReferenceBackend, "bind", bind, raising=False)
+    x = torch.randn(3, 256)
+    for _ in range(3):
+        expected = per_token_cast(x, "e4m3", 128)
+    assert runs == [registry.found()["reference"]]
+    registry.load()
+    for _ in range(3):
+        assert torch.equal(per_token_cast(x, "e4m3", 128).sf, expected.sf)
+    assert len(runs) == 2
+    assert runs[1] is registry.found()["reference"]
+    assert runs[1] is not runs[0]
+
+
 def _arguments(x):
     return (x, None, "e4m3", 128, 0, 0, False, False, False, False, False, 1e-4, 4, 16)
 

@@ -156,6 +156,8 @@ def _load(entry: importlib.metadata.EntryPoint) -> Backend | Rejected:
 
 def load() -> None:
     """Discover the installed backends. Called when tk_core is imported; calling it again starts afresh."""
+    from .op import forget_plans
+
     with _lock:
         for table in (_found, _installed, _rejected, _defaults, _services):
             table.clear()
@@ -182,6 +184,7 @@ def load() -> None:
             claims = tuple(_found[n] for n in order if n in _found and _found[n].device_type == device_type)
             _defaults[device_type] = claims[:1] if wanted else claims
         _defaults["cpu"] = (reference,)
+        forget_plans()  # after the tables: a plan made of the old ones meanwhile goes too
 
 
 def _claimants(device_type: str) -> tuple[Backend, ...]:
