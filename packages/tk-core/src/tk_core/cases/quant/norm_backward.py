@@ -61,6 +61,12 @@ def _zeros(m: Maker) -> Call:
     return call(m.randn(1, 4), m.full((1, 4), 0.0), m.randn(4), m.tensor([1e3], _FP32))
 
 
+def _unit_vector(m: Maker) -> Call:
+    """The gradient is the input itself: x_grad is [0.000799, 0, 0, 0]."""
+    x = m.tensor([[1.0, 0.0, 0.0, 0.0]], _FP32)
+    return call(x, x, None, (x.square().mean(1) + 1e-4).rsqrt())
+
+
 def _large(m: Maker) -> Call:
     x = m.large(299594, 7168)
     return call(x, x, x[0], m.full((299594,), 1.0))
@@ -96,6 +102,7 @@ CASES = {
             _sample("float32, added to a bf16 gradient", 9, 192, dtype=_FP32, weight_grad=_accumulated(_BF16)),
             _sample("one row", 1, 256, residual=True),
             Sample("one row of zeros", _zeros),
+            Sample("the gradient is the input itself, a unit vector", _unit_vector),
             _sample("no rows", 0, 192),
             _sample("no rows, added to a gradient", 0, 192, weight_grad=_accumulated(_FP32)),
             _sample("one channel", 5, 1),

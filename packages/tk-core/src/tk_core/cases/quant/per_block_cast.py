@@ -70,6 +70,10 @@ def _shapes() -> list[Sample]:
         _plain("a block far larger than the matrix", 5, 48, "e2m1", (2**40, 2**40)),
         _plain("rows as blocks, far wider than K", 5, 48, "e4m3", (1, 2**40)),
         _plain("P02: K = 576", 131, 576, "e4m3", (128, 128)),
+        *(
+            _plain(f"P02: 4001 rows, K = 576, {name}", 4001, 576, "e4m3", (128, 128), BF16, "full", **flags)
+            for name, flags in FLAGS.items()
+        ),
         _plain("K not a multiple of 16 bytes", 67, 100, "e4m3", _SQUARE),
         _plain("K not a multiple of 16 bytes, e2m1", 67, 100, "e2m1", _SQUARE),
         _plain("K = 35, odd", 37, 35, "e4m3", _SQUARE, FP32),

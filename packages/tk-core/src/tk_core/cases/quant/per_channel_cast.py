@@ -57,6 +57,7 @@ def shapes() -> list[Sample]:
         plain("groups of one row", 7, 64, 1),
         plain("groups of three rows", 10, 64, 3),
         plain("P02: K = 576", 131, 576, 32),
+        plain("P02: 4001 rows, K = 576", 4001, 576, 128, BF16, "full"),
         plain("K = 100: not a multiple of 16 bytes", 65, 100, 32),
         plain("K = 35, odd", 37, 35, 32, FP32),
         plain("K = 1", 37, 1, 32),

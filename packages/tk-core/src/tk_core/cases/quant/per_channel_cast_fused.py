@@ -58,13 +58,24 @@ def _requantized() -> list[Sample]:
     return samples
 
 
-def _token_0(m: Maker) -> Call:
+def _token_0(m: Maker, first: float = 1e4, **flags: Any) -> Call:
     """The first token is large and used only by the first rows: the tail must not see it."""
     x = m.full((9, 128), 1.0, BF16)
-    x[0] = 1e4
+    x[0] = first
+    return call(x, "e4m3", 128, pos_to_token=_first_16(m), **flags)
+
+
+def _quantized_token_0(m: Maker) -> Call:
+    sf = m.full((9, 4), 1.0)
+    sf[0] = 1e4
+    data = m.full((9, 128), 1.0).to(torch.float8_e4m3fn)
+    return call((data, sf), "e4m3", 128, num_per_channels=32, pos_to_token=_first_16(m))
+
+
+def _first_16(m: Maker) -> Tensor:
     index = torch.ones(144, dtype=torch.int32)
     index[:16] = 0
-    return call(x, "e4m3", 128, pos_to_token=m.to(index))
+    return m.to(index)
 
 
 def _constant(m: Maker, rows: int, tokens: int, index: int) -> Call:
@@ -120,6 +131,9 @@ CASES = {
             *numbers(_MODES),
             *_requantized(),
             Sample("P01: token 0 does not enter the tail", _token_0),
+            Sample("P01: token 0 does not enter the tail, rounded", lambda m: _token_0(m, round_sf=True)),
+            Sample("P01: NaN in token 0 does not enter the tail", lambda m: _token_0(m, float("nan"))),
+            Sample("P01: the scale of token 0 does not enter the tail", _quantized_token_0),
             Sample("gather, a partial last group", _gathered(145, 40, 128, 128)),
             Sample("gather, K = 100", _gathered(145, 40, 100, 32)),
             Sample("gather, K = 35", _gathered(70, 40, 35, 32, FP32)),

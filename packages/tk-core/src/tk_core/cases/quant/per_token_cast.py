@@ -89,6 +89,7 @@ def _layouts() -> list[Sample]:
         samples.append(_plain(f"{name}, no token", 0, 160, "e4m3", 32, **flags))
         samples.append(_plain(f"{name}, more rows than a tile", 300, 160, "e4m3", 32, **flags))
         samples.append(_plain(f"{name}, one group", 5, 32, "e4m3", 32, BF16, "full", **flags))
+        samples.append(_plain(f"P02: {name}, 4001 rows, K = 576", 4001, 576, "e4m3", 128, BF16, "full", **flags))
     return samples
 
 
@@ -149,6 +150,10 @@ def _numbers() -> list[Sample]:
                 ]
             samples += [
                 Sample(
+                    f"amax around powers of two, worked out by hand, {mode}, {fmt}",
+                    bound(lambda m, fmt, flags: call(_worked_amaxes(m), fmt, 32, **flags), fmt=fmt, flags=flags),
+                ),
+                Sample(
                     f"ties and the numbers next to them, {mode}, {fmt}",
                     bound(lambda m, fmt, flags: call(boundaries(m, fmt, 64), fmt, 64, **flags), fmt=fmt, flags=flags),
                 ),
@@ -158,6 +163,13 @@ def _numbers() -> list[Sample]:
                 ),
             ]
     return samples
+
+
+def _worked_amaxes(m: Maker) -> Tensor:
+    """In the last column of each row: logarithms in fp32 round the first down, bf16 the last."""
+    x = m.full((6, 32), 0.0)
+    x[:, 31] = m.tensor([0.43750003, 448.0, 449.0, 896.0, 224.0, 448.4375], FP32)
+    return x
 
 
 def _scaled_rows(m: Maker, rows: int, columns: int) -> Tensor:

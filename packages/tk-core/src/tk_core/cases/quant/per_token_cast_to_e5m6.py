@@ -119,6 +119,14 @@ CASES = {
             _plain("K = 24: rows of 36 bytes", 7, 24, 24, FP32),
             _plain("groups of 4, within eight codes", 3, 24, 4),
             _plain("P02: K = 576, rows past a tile", 131, 576, 576),
+            *(
+                Sample(
+                    f"P02: 4001 rows, K = 576, scales {name}",
+                    bound(lambda m, flags: call(m.randn(4001, 576, dtype=BF16), 576, **flags), flags=flags),
+                    "full",
+                )
+                for name, flags in FLAGS.items()
+            ),
             _plain("K = 16384", 2, 16384, 16384),
             Sample("row-strided", lambda m: call(strided(m, 9, 128, BF16, 128), 128)),
             Sample("odd row stride", lambda m: call(strided(m, 9, 128, FP32, 3), 128)),

@@ -290,6 +290,7 @@ CASES = {
             *_shapes(_cast),
             *_rows(_cast),
             _expert_rows(_cast, [3, 0, 5, 2], 4, 192, **_PACKED),
+            Sample("gate 50, up 50, clamp 10 gives 99.99546", lambda m: _cast(m.full((3, 64), 50.0), clamp_value=10.0)),
             Sample("a floor of its own", lambda m: _cast(gate_up(m, 5, 96) * 1e-3, sf_clamp_min=1.0)),
             Sample("a floor of 0 and zeros", lambda m: _cast(m.full((2, 128), 0.0), sf_clamp_min=0.0)),
             Sample("zeros of both signs", lambda m: _cast(torch.cat([m.full((2, 64), 1.0), m.full((2, 64), -0.0)], 1))),
