@@ -16,6 +16,7 @@ from torch import Tensor
 from tk_core.backend import Refused
 
 from ..jit import Builder
+from ..tile import access
 from ..tile.function import prim_func
 from . import _swiglu
 
@@ -236,6 +237,7 @@ class SwigluForwardAndPerChannelCastAndTranspose:
     ) -> None:
         out, sf = outs
         rows, channels = x.shape[0], x.shape[1] // 2
+        num_per_tokens = access.bounded(num_per_tokens, rows)
         key = _Key(
             x.dtype,
             channels,

@@ -340,6 +340,7 @@ CASES = {
                 "the last group short, not transposed", lambda m: _channel(gate_up(m, 33, 72), without_transpose=True)
             ),
             Sample("groups of 5 rows", lambda m: _channel(gate_up(m, 13, 16), 5)),
+            Sample("a group of more rows than 32 bits count", lambda m: _channel(gate_up(m, 13, 16), 2**40)),
             Sample("no rows", lambda m: _channel(gate_up(m, 0, 32))),
             Sample("no rows, not transposed", lambda m: _channel(gate_up(m, 0, 32), without_transpose=True)),
             Sample("values that are not finite", lambda m: _channel(_special(m))),
