@@ -160,6 +160,21 @@ def test_equal_scores_give_the_same_experts_a_hundred_times() -> None:
 
 @one_gpu
 @pytest.mark.gpu
+def test_scales_that_no_byte_can_hold_are_nan_and_never_truncated() -> None:
+    """Values on a device are not looked at; the mantissa of 3.0 was dropped, which made it 2.0."""
+    for bad in (3.0, -2.0, float("nan"), 2.0**-127):
+        sf = torch.full((4, 4), 1.0, device="cuda")
+        sf[1, 2] = bad
+        ((sf0, sf1),) = tk_core.quant.batched_transpose_weight_sf([sf], 32, [False])
+        assert sf0[32].contiguous().view(torch.uint8).tolist() == [127, 127, 255, 127]
+        assert sf1[64].contiguous().view(torch.uint8).tolist() == [127, 255, 127, 127]
+        x = torch.zeros(4, 64, dtype=torch.int8, device="cuda"), sf[:, 1:3].contiguous()
+        made = tk_core.quant.per_block_cast_lossless(x, "e4m3", (1, 32), (1, 64))
+        assert made.sf.isnan().flatten().tolist() == [False, True, False, False]
+
+
+@one_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("op", ["moe.topk_gate", "quant.per_token_cast", "quant.norm_forward", "transform.transpose"])
 def test_the_first_call_of_a_process_may_be_captured(op: str, tmp_path: Path) -> None:
     """Loading a kernel during a capture broke it, or a later replay: with an empty cache, then with a full one."""

@@ -71,6 +71,12 @@ def _edges(m: Maker) -> Call:
     return call([sf], 32, [False])
 
 
+def _misaligned(m: Maker) -> Call:
+    """Scales that start one element past an allocation."""
+    sf = torch.exp2(m.randint(-126, 128, (1 + 8 * 8,)).float())[1:].view(8, 8)
+    return call([sf, sf.clone()], 32, [False, True])
+
+
 def _bytes(arguments: Call, results: list[Tensor]) -> int:
     return bytes_of([arguments.args[0]]) + bytes_of(results)
 
@@ -90,6 +96,7 @@ CASES = {
             Sample("into buffers", _of(_WEIGHTS, 32, with_outs=True)),
             Sample("into buffers, blocks of 128", _of(_WEIGHTS, 128, with_outs=True)),
             Sample("scales 0 and Inf", _edges),
+            Sample("Q11: misaligned base", _misaligned),
             Sample("a hundred weights", _of([(128, 256, None, i % 2 == 0) for i in range(100)], 128)),
         ],
         errors=[

@@ -241,6 +241,10 @@ _PRECOMPUTED = [
     Sample("scales that are not powers of two, bf16", lambda m: _with_sf(m, "e2m1", BF16, _SQUARE, round_sf=False)),
     Sample("scales that are not powers of two, fp32", lambda m: _with_sf(m, "e4m3", FP32, _SQUARE, round_sf=False)),
     Sample("scales with a row stride", lambda m: _with_sf(m, "e4m3", BF16, (128, 128), gap=5)),
+    Sample(
+        "Q11: misaligned base of data and scales",
+        lambda m: call(misaligned(m, 33, 256, BF16), "e4m3", _SQUARE, misaligned(m, 2, 8, FP32).abs_().add_(0.01)),
+    ),
     Sample("scales at the edges", _edges),
     Sample("no row", lambda m: _with_sf(m, "e4m3", BF16, _SQUARE, rows=0)),
     Sample("K = 35, odd", lambda m: call(m.randn(5, 35), "e4m3", _SQUARE, m.full((1, 2), 0.01))),

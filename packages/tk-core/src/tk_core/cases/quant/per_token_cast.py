@@ -430,6 +430,10 @@ _PRECOMPUTED = [
     Sample("plain scales", lambda m: _with_sf(m, round_sf=False)),
     Sample("e4m3 scales", lambda m: _with_sf(m, use_e4m3_sf=True)),
     Sample("Q07: scales with a row stride", lambda m: _with_sf(m, gap=3)),
+    Sample(
+        "Q11: misaligned base of data and scales",
+        lambda m: call(misaligned(m, 9, 256, BF16), "e4m3", 32, misaligned(m, 9, 8, FP32).abs_().add_(0.01)),
+    ),
     Sample("bf16 data, scales that are not powers of two", lambda m: _with_sf(m, BF16, "e2m1", round_sf=False)),
     Sample("scales at the edges", lambda m: _given(m, [3.0, 1e-3, 2.0**-149, 3e38, 2.0**-126, 0.0, float("inf")])),
     Sample("e4m3 scales at the edges", lambda m: _given(m, [2.0**-9, 448.0, 0.0, 1.5], torch.float8_e4m3fn)),
