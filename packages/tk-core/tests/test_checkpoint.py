@@ -187,3 +187,28 @@ def test_command_line(model, tmp_path):
     assert everything(tmp_path / "back")["model.layers.0.mlp.up.weight"].dtype == torch.bfloat16
     done = tk("quantize", model, tmp_path / "z", "--recipe", "int4")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "match"),
+    [
+        (["lm_head.weight"], "weight_map must be an object, got list"),
+        ({"lm_head.weight": 3}, "puts tensor lm_head.weight in 3; a file of the folder is needed"),
+        ({"lm_head.weight": ["a"]}, "a file of the folder is needed"),
+        ({"lm_head.weight": "../other.safetensors"}, "puts tensor lm_head.weight in '../other.safetensors'"),
+        ({"lm_head.weight": "inner/other.safetensors"}, "puts tensor lm_head.weight in 'inner/other.safetensors'"),
+        ({"lm_head.weight": ".."}, "a file of the folder is needed"),
+        ({"lm_head.weight": ""}, "a file of the folder is needed"),
+        ({"absent.weight": "model-00002-of-00002.safetensors"}, "puts tensor absent.weight in .*does not hold it"),
+        ({"lm_head.weight": "model-00001-of-00002.safetensors"}, "puts tensor lm_head.weight in .*does not hold it"),
+    ],
+)
+def test_an_index_that_contradicts_its_folder(model, tmp_path, weight_map, match):
+    shard = model / "model-00002-of-00002.safetensors"
+    (model / "inner").mkdir()
+    for place in (tmp_path / "other.safetensors", model / "inner" / "other.safetensors"):
+        place.write_bytes(shard.read_bytes())
+    (model / files.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(InvalidArgumentError, match=match):
+        Quantize(model, tmp_path / "q", "mxfp8")
+    assert not (tmp_path / "q.partial").exists()

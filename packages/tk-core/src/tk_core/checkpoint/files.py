@@ -82,6 +82,7 @@ class Checkpoint:
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self.is_file = path.is_file()
+        self.weight_map: dict[str, str] = {}
         if self.is_file:
             files = [path]
         elif path.is_dir():
@@ -97,6 +98,9 @@ class Checkpoint:
                 if name in self.home:
                     raise InvalidArgumentError(f"tensor {name} is in {self.home[name].path.name} and {shard.path.name}")
                 self.home[name] = shard
+        for name, file in self.weight_map.items():
+            if name not in self.home or self.home[name].path.name != file:
+                raise InvalidArgumentError(f"{path / INDEX} puts tensor {name} in {file}, which does not hold it")
 
     def _indexed(self) -> list[pathlib.Path]:
         index = self.path / INDEX
@@ -104,6 +108,15 @@ class Checkpoint:
             weight_map = json.loads(index.read_text())["weight_map"]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgumentError(f"{index} is not a safetensors index: {error!r}") from error
+        if not isinstance(weight_map, dict):
+            raise InvalidArgumentError(
+                f"{index} is not a safetensors index: weight_map must be an object, got {type(weight_map).__name__}"
+            )
+        for tensor, name in weight_map.items():
+            # A shard keeps its name where the conversion goes, so one in another folder could replace another there.
+            if not isinstance(name, str) or name in ("", "..") or name != pathlib.PurePath(name).name:
+                raise InvalidArgumentError(f"{index} puts tensor {tensor} in {name!r}; a file of the folder is needed")
+        self.weight_map = weight_map
         files = [self.path / name for name in sorted(set(weight_map.values()))]
         for file in files:
             if not file.exists():
