@@ -376,3 +376,14 @@ def test_expanded_gradient():
     assert torch.equal(swiglu_backward(x, row.expand(4, 8), "fp32")[0], swiglu_backward(x, row.repeat(4, 1), "fp32")[0])
     with pytest.raises(InvalidArgumentError, match="act_x_grad must have unit stride along its last dimension"):
         swiglu_backward(x, torch.ones(1, 1).expand(4, 8), "fp32")
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [(swiglu_forward, ("fp32",)), (swiglu_forward_and_per_token_cast, ("e4m3", 64))],
+)
+def test_the_count_may_not_lie_in_what_is_read(operator, arguments):
+    x = torch.zeros(4, 256, dtype=torch.float32)
+    with pytest.raises(InvalidArgumentError, match="clamped_count must not overlap x"):
+        operator(x, *arguments, clamp_value=1.0, clamped_count=x.view(-1)[:8].view(torch.int64))
+    assert not x.any()

@@ -177,3 +177,14 @@ def test_version_counter_advances():
 def test_float16_is_refused():
     with pytest.raises(InvalidDtypeError, match="query must be bfloat16 or float32 or float64, got float16"):
         apply_rotary(_randn(3, 1, 4).half(), _randn(3, 4))
+
+
+def test_what_is_read_may_not_lie_where_the_rotation_writes():
+    query, key, cache = torch.randn(2, 3, 4), torch.randn(2, 6, 4), torch.randn(8, 4)
+    for written, name in ((query, "query"), (key, "key")):
+        before = written.clone()
+        with pytest.raises(InvalidArgumentError, match=f"cos_sin_cache must not overlap {name}"):
+            apply_rotary(query, written.view(-1, 4), key)
+        with pytest.raises(InvalidArgumentError, match=f"positions must not overlap {name}"):
+            apply_rotary(query, cache, key, positions=written.view(-1).view(torch.int32)[:2])
+        assert torch.equal(written, before)

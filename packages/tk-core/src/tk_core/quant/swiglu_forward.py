@@ -256,10 +256,23 @@ def _check(
         token_alignment,
         weight_dtype=compute_dtype(x.dtype),
     )
-    _check_clamp_and_count(op, x, clamp_value, clamped_count)
+    inputs = {
+        "x": x,
+        "psum_num_tokens_per_expert": psum_num_tokens_per_expert,
+        "topk_weights": topk_weights,
+        "pos_to_token_topk": pos_to_token_topk,
+        "pos_to_expert": pos_to_expert,
+    }
+    _check_clamp_and_count(op, inputs, x.device, clamp_value, clamped_count)
 
 
-def _check_clamp_and_count(op: str, x: Tensor, clamp_value: float | None, clamped_count: Tensor | None) -> None:
+def _check_clamp_and_count(
+    op: str,
+    inputs: dict[str, Tensor | None],
+    device: torch.device,
+    clamp_value: float | None,
+    clamped_count: Tensor | None,
+) -> None:
     check_clamp(op, clamp_value)
     if clamped_count is None:
         return
@@ -269,7 +282,10 @@ def _check_clamp_and_count(op: str, x: Tensor, clamp_value: float | None, clampe
     checks.dtype(op, "clamped_count", clamped_count, (torch.int64,))
     checks.shape(op, "clamped_count", clamped_count, (4,))
     checks.contiguous(op, "clamped_count", clamped_count)
-    checks.same_device(op, "clamped_count", clamped_count, x.device)
+    checks.same_device(op, "clamped_count", clamped_count, device)
+    for name, t in inputs.items():
+        if t is not None:
+            checks.disjoint(op, "clamped_count", clamped_count, name, t)
 
 
 def _outputs(
@@ -340,7 +356,14 @@ def _check_cast(
         routed_scaling_factor,
         token_alignment,
     )
-    _check_clamp_and_count(op, x, clamp_value, clamped_count)
+    inputs = {
+        "x": x,
+        "psum_num_tokens_per_expert": psum_num_tokens_per_expert,
+        "topk_weights": topk_weights,
+        "pos_to_token_topk": pos_to_token_topk,
+        "pos_to_expert": pos_to_expert,
+    }
+    _check_clamp_and_count(op, inputs, x.device, clamp_value, clamped_count)
 
 
 def _outputs_cast(

@@ -37,9 +37,10 @@ def apply_rotary(
             stride along the last dimension, any other strides. To rotate some channels of a head, pass a view of them:
             ``q[..., -D:]``; the others are not touched.
         cos_sin_cache: ``(L, D)`` float32, cosines in the left half and sines in the right, unit stride along the last
-            dimension.
+            dimension; no overlap with ``query`` or ``key``.
         key: as ``query``, with any number of heads; no overlap with ``query``.
-        positions: ``(N,)`` or ``(B, S)`` int32 or int64; unit stride along the last dimension, any batch stride.
+        positions: ``(N,)`` or ``(B, S)`` int32 or int64; unit stride along the last dimension, any batch stride; no
+            overlap with ``query`` or ``key``.
         interleaved: pair neighbouring channels (GPT-J) instead of halves (GPT-NeoX).
         conjugate: rotate back: the inverse of the rotation, and its gradient.
         seqlen_offset: added to every position; without ``positions``, ``0 <= seqlen_offset <= L - S``.
@@ -88,6 +89,10 @@ def _check(
         _check_positions(op, query, cos_sin_cache, positions, seqlen_offset)
     else:
         _check_offset(op, query.shape[-3], cos_sin_cache.shape[0], seqlen_offset)
+    for name, read in (("cos_sin_cache", cos_sin_cache), ("positions", positions)):
+        for written_name, written in (("query", query), ("key", key)):
+            if read is not None and written is not None:
+                checks.disjoint(op, name, read, written_name, written)
 
 
 def _check_heads(op: str, name: str, t: Tensor) -> None:
