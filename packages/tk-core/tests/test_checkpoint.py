@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -140,6 +144,117 @@ def test_an_interrupted_run_leaves_nothing_half_written_and_resumes(model, tmp_p
         assert torch.equal(everything(target)[name].view(torch.uint8), t.view(torch.uint8))
 
 
+def snapshot(place: pathlib.Path) -> object:
+    if place.is_file():
+        return place.read_bytes()
+    return {str(f.relative_to(place)): f.read_bytes() for f in place.rglob("*") if f.is_file()}
+
+
+def dies_at(monkeypatch, step: int, run: Callable[[], object]) -> bool:
+    """Run something that is killed right before a step that changes a file or folder; False where it has fewer."""
+
+    class Killed(BaseException):
+        pass
+
+    count = 0
+
+    def counted(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            if count == step:
+                raise Killed
+            count += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "write_text", "rename", "unlink", "open"):
+            patch.setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name)))
+        for name in ("copy2", "rmtree"):
+            patch.setattr(shutil, name, counted(getattr(shutil, name)))
+        try:
+            run()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("way", ["quantize", "dequantize", "one file"])
+def test_a_run_killed_at_any_step_resumes_to_the_same_result(model, tmp_path, monkeypatch, way):
+    source = model
+    if way == "dequantize":
+        source = tmp_path / "quantized"
+        Quantize(model, source, "nvfp4").run(silent)
+    if way == "one file":
+        source = tmp_path / "one.safetensors"
+        save_file({"a.weight": torch.randn(40, 64), "b.weight": torch.randn(8, 32)}, source)
+
+    def run(target):
+        job = Dequantize(source, target, torch.bfloat16) if way == "dequantize" else Quantize(source, target, "mxfp4")
+        return job.run(silent)
+
+    reports, target = run(tmp_path / "whole"), tmp_path / "target"
+    step = 0
+    while dies_at(monkeypatch, step, lambda: run(target)):
+        if not target.exists():  # else only what has become useless is left beside it, or in it
+            assert run(target) == reports
+            assert snapshot(target) == snapshot(tmp_path / "whole")
+        for place in tmp_path.glob("target*"):
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+        step += 1
+    assert step > 6
+
+
+def test_a_full_disk_is_named_and_the_run_resumes(model, tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    conversion = Quantize(model, tmp_path / "q", "mxfp8")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*q\.partial'"):
+            conversion.run(silent)
+    assert not (tmp_path / "q").exists()
+    assert len(Quantize(model, tmp_path / "q", "mxfp8").run(silent)) == 3
+
+
+def test_a_source_that_changed_is_not_resumed(model, tmp_path, monkeypatch):
+    assert dies_at(monkeypatch, 6, lambda: Quantize(model, tmp_path / "q", "mxfp8").run(silent))
+    shard = model / "model-00002-of-00002.safetensors"
+    save_file({k: v + 1 for k, v in load_file(shard).items()}, shard)
+    with pytest.raises(InvalidArgumentError, match=r"q\.partial is left from another conversion"):
+        Quantize(model, tmp_path / "q", "mxfp8").run(silent)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"settings": null}', "\xff"])
+def test_a_partial_folder_of_something_else(model, tmp_path, text):
+    (tmp_path / "q.partial").mkdir()
+    (tmp_path / "q.partial" / "tk-conversion.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidArgumentError, match=r"q\.partial is left from another conversion"):
+        Quantize(model, tmp_path / "q", "mxfp8").run(silent)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"), [("{", "is not JSON"), ("[1]", "must hold a JSON object, got list"), ("\xff", "is not JSON")]
+)
+def test_a_config_that_is_none_is_found_before_the_work(model, tmp_path, text, match):
+    (model / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidArgumentError, match=f"config.json {match}"):
+        Quantize(model, tmp_path / "q", "mxfp8")
+
+
+def test_devices_and_places_that_are_none(model, tmp_path):
+    for device in ("nosuch", "", "meta", "cuda:4095"):
+        with pytest.raises(InvalidArgumentError, match=f"device must be .*, got '{device}'"):
+            Quantize(model, tmp_path / "q", "mxfp8", device=device)
+    with pytest.raises(InvalidArgumentError, match=r"lies in .*, whose files are copied"):
+        Quantize(model, model / "q", "mxfp8")
+    for target in (pathlib.Path(""), pathlib.Path("/")):
+        with pytest.raises(InvalidArgumentError, match="exists; choose another place"):
+            Quantize(model, target, "mxfp8")
+
+
 def test_one_file(tmp_path):
     save_file({"a.weight": torch.randn(8, 64)}, tmp_path / "a.safetensors")
     Quantize(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "mxfp4").run(silent)
@@ -193,6 +308,7 @@ def test_command_line(model, tmp_path):
     ("weight_map", "match"),
     [
         (["lm_head.weight"], "weight_map must be an object, got list"),
+        (3, "weight_map must be an object, got int"),
         ({"lm_head.weight": 3}, "puts tensor lm_head.weight in 3; a file of the folder is needed"),
         ({"lm_head.weight": ["a"]}, "a file of the folder is needed"),
         ({"lm_head.weight": "../other.safetensors"}, "puts tensor lm_head.weight in '../other.safetensors'"),

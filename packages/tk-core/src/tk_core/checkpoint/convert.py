@@ -1,7 +1,7 @@
 """Convert a checkpoint: quantize its weights by a recipe, or turn quantized weights back into plain ones.
 
-Output goes to ``DST.partial``, shard by shard, and becomes ``DST`` in one rename at the end. A killed run leaves only
-the partial folder; the same command resumes it at the first missing shard.
+Output goes to ``DST.partial``, shard by shard, and becomes ``DST`` in one rename at the end. A run that is killed, or
+finds the disk full, leaves only the partial folder; the same command resumes it at the first missing shard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidArgumentError
-from .files import INDEX, Checkpoint, Shard, Spec, index_of, write
+from .files import INDEX, Checkpoint, Shard, Spec, index_of, read_object, write
 from .recipes import RECIPES, Recipe, recipe_of
 
 INCLUDE = ("*.weight",)
@@ -26,6 +26,9 @@ EXCLUDE = ("*embed*", "*norm*", "*Norm*", "lm_head*", "*.gate.weight")
 """Embeddings, norms, the output head and router gates stay in high precision, as in DeepSeek-V3."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _SUFFIXES = ("_scale_inv", "_scale_2", "_scale")
+_CONFIG = "config.json"
+_NOTE = "tk-conversion.json"
+"""What a resumed run has to know, in the partial folder."""
 
 Progress = Callable[[str, int], None]
 """Called with a tensor's name and its bytes when it is done."""
@@ -56,20 +59,28 @@ class Conversion:
     """One conversion of a checkpoint.
 
     Args:
-        source, target: a file each, or a folder each. The target must not exist.
+        source, target: a file each, or a folder each. The target must not exist, nor lie in the source.
         device: where tensors are converted.
+
+    Raises:
+        InvalidArgumentError: an argument that is not as said, or a source that holds something else than it should.
     """
 
     def __init__(self, source: pathlib.Path, target: pathlib.Path, device: str) -> None:
         self.checkpoint = Checkpoint(source)
         self.target = target
-        self.device = device
-        self.partial = target.with_name(target.name + ".partial")
-        self.reports: list[TensorReport] = []
+        self.device = _usable(device)
         if target.exists():
             raise InvalidArgumentError(f"{target} exists; choose another place, or remove it")
         if not target.parent.is_dir():
             raise InvalidArgumentError(f"the folder {target.parent} does not exist")
+        if source.resolve() in target.resolve().parents:
+            raise InvalidArgumentError(f"{target} lies in {source}, whose files are copied; choose another place")
+        self.partial = target.with_name(target.name + ".partial")
+        self._config: dict[str, Any] | None = None
+        if not self.checkpoint.is_file and (source / _CONFIG).exists():
+            self._config = read_object(source / _CONFIG)
+        self._reports: dict[str, TensorReport] = {}
 
     def settings(self) -> dict[str, Any]:
         """What a resumed run must share with the run that it resumes."""
@@ -92,7 +103,20 @@ class Conversion:
         return sum(s.spec(n).bytes for s in self.checkpoint.shards for n in s.names)
 
     def run(self, progress: Progress) -> list[TensorReport]:
-        """Convert everything; returns a report for each weight that changed."""
+        """Convert everything; returns a report for each weight that changed.
+
+        Raises:
+            OSError: nothing can be written, or no more; with the name of the folder.
+        """
+        try:
+            self._run(progress)
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, str(self.partial)) from error
+        return list(self._reports.values())
+
+    def _run(self, progress: Progress) -> None:
         self._start()
         plans = [(s, [o for n in s.names for o in self.outputs(s, n)]) for s in self.checkpoint.shards]
         for shard, specs in plans:
@@ -101,10 +125,9 @@ class Conversion:
                 for name in shard.names:
                     progress(name, shard.spec(name).bytes)
                 continue
-            write(done, specs, self._stream(shard, progress), shard.metadata or {"format": "pt"})
-            self._save_reports()
+            # The reports first: a shard that is there is not looked at again.
+            write(done, specs, self._stream(shard, progress), shard.metadata or {"format": "pt"}, self._save_reports)
         self._finish([(s.path.name, specs) for s, specs in plans])
-        return self.reports
 
     def _stream(self, shard: Shard, progress: Progress) -> Iterator[Tensor]:
         for name in shard.names:
@@ -112,20 +135,30 @@ class Conversion:
             progress(name, shard.spec(name).bytes)
 
     def _start(self) -> None:
-        settings = self.settings()
-        note = self.partial / "conversion.json"
-        if self.partial.exists():
-            if not note.exists() or (saved := json.loads(note.read_text()))["settings"] != settings:
-                raise InvalidArgumentError(f"{self.partial} is left from another conversion; remove it first")
-            self.reports = [TensorReport(**r) for r in saved["reports"]]
+        if not self.partial.exists():
+            self.partial.mkdir()
+        if self.partial.is_dir() and {f.name for f in self.partial.iterdir()} <= {_NOTE + ".new"}:
+            self._save_reports()
             return
-        self.partial.mkdir()
-        self._save_reports()
+        try:
+            saved = read_object(self.partial / _NOTE)
+            same = saved["settings"] == self._identity()
+            reports = [TensorReport(**{**r, "shape": tuple(r["shape"])}) for r in saved["reports"]]
+        except (InvalidArgumentError, KeyError, TypeError, FileNotFoundError, NotADirectoryError):
+            same = False
+        if not same:
+            raise InvalidArgumentError(f"{self.partial} is left from another conversion; remove it first")
+        self._reports = {r.name: r for r in reports}
+
+    def _identity(self) -> dict[str, Any]:
+        """Settings and source files: those of a resumed run are the ones of the run that it resumes."""
+        files = [(s.path.name, s.path.stat()) for s in self.checkpoint.shards]
+        return {**self.settings(), "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]}
 
     def _save_reports(self) -> None:
-        text = json.dumps({"settings": self.settings(), "reports": [vars(r) for r in self.reports]})
-        note = self.partial / "conversion.json"
-        fresh = note.with_name("conversion.json.new")
+        text = json.dumps({"settings": self._identity(), "reports": [vars(r) for r in self._reports.values()]})
+        note = self.partial / _NOTE
+        fresh = note.with_name(_NOTE + ".new")
         fresh.write_text(text)
         fresh.rename(note)
 
@@ -137,14 +170,30 @@ class Conversion:
         if (self.checkpoint.path / INDEX).exists():
             (self.partial / INDEX).write_text(json.dumps(index_of(iter(shards)), indent=2) + "\n")
         for file in self.checkpoint.other_files():
+            if file.name == _NOTE:
+                continue
             copy = self.partial / file.relative_to(self.checkpoint.path)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, copy)
-        config = self.partial / "config.json"
-        if config.exists():
-            config.write_text(json.dumps(self.config(json.loads(config.read_text())), indent=2) + "\n")
-        (self.partial / "conversion.json").unlink()
+        if self._config is not None:
+            (self.partial / _CONFIG).write_text(json.dumps(self.config(self._config), indent=2) + "\n")
+        # The note last: without it a complete partial folder would be of no use.
         self.partial.rename(self.target)
+        (self.target / _NOTE).unlink()
+
+
+def _usable(device: str) -> torch.device:
+    """A device of this machine, by name."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise InvalidArgumentError(f"device must be a device such as cpu or cuda, got {device!r}") from None
+    module: Any = getattr(torch, found.type, None)
+    if found.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
+        raise InvalidArgumentError(f"device must be one that torch can use here, got {device!r}")
+    if found.index is not None and found.type != "cpu" and found.index >= module.device_count():
+        raise InvalidArgumentError(f"device must be one of the {module.device_count()} here, got {device!r}")
+    return found
 
 
 class Quantize(Conversion):
@@ -199,7 +248,7 @@ class Quantize(Conversion):
         stored = self.recipe.quantize(weight)
         error = _relative_error(self.recipe.dequantize(*stored), weight)
         after = sum(s.bytes for s in self.outputs(shard, name))
-        self.reports.append(TensorReport(name, spec.shape, error, spec.bytes, after))
+        self._reports[name] = TensorReport(name, spec.shape, error, spec.bytes, after)
         return [t.cpu() for t in stored]
 
     def config(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,21 @@ class Spec(NamedTuple):
     def bytes(self) -> int:
         """Size of its data."""
         return self.dtype.itemsize * int(torch.Size(self.shape).numel())
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """A file that holds a JSON object.
+
+    Raises:
+        InvalidArgumentError: it holds something else.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(f"{path} must hold a JSON object, got {type(found).__name__}")
+    return found
 
 
 class Shard:
@@ -104,10 +119,7 @@ class Checkpoint:
 
     def _indexed(self) -> list[pathlib.Path]:
         index = self.path / INDEX
-        try:
-            weight_map = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidArgumentError(f"{index} is not a safetensors index: {error!r}") from error
+        weight_map = read_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise InvalidArgumentError(
                 f"{index} is not a safetensors index: weight_map must be an object, got {type(weight_map).__name__}"
@@ -136,10 +148,19 @@ class Checkpoint:
         return [f for f in sorted(self.path.rglob("*")) if f.is_file() and f not in skip]
 
 
-def write(path: pathlib.Path, specs: list[Spec], tensors: Iterable[Tensor], metadata: dict[str, str]) -> None:
+def write(
+    path: pathlib.Path,
+    specs: list[Spec],
+    tensors: Iterable[Tensor],
+    metadata: dict[str, str],
+    before_done: Callable[[], None] = lambda: None,
+) -> None:
     """Write a safetensors file whose tensors come one by one; the file appears when it is complete.
 
     Format: 8 bytes little-endian header size, a JSON header, the data in header order (safetensors format, README).
+
+    Args:
+        before_done: called when all is written, before the file appears.
     """
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
@@ -157,6 +178,7 @@ def write(path: pathlib.Path, specs: list[Spec], tensors: Iterable[Tensor], meta
             file.write(_bytes(tensor).numpy().data)
         file.flush()
         os.fsync(file.fileno())
+    before_done()
     unfinished.rename(path)
 
 
