@@ -29,8 +29,21 @@ def test_check_passes_on_the_reference(tmp_path):
     assert report["operators"]["moe.normalize_weight"]["passed"] > 0
 
 
-def test_errors_are_one_line():
+def test_errors_are_one_line(tmp_path):
+    nowhere = str(tmp_path / "nowhere" / "file")
     for args, text in (
+        (("nosuch",), "tk: No such command 'nosuch'; see tk --help"),
+        (("check", "--nosuch"), "tk check: No such option: --nosuch; see tk check --help"),
+        (("quantize", "model"), "tk quantize: Missing argument 'target'"),
+        (("quantize", "a", "b"), "tk quantize: Missing option '--recipe'"),
+        (("info", "extra"), "tk info: Got unexpected extra argument"),
+        (("precompile", "--jobs", "many"), "tk precompile: Invalid value for '--jobs'"),
+        (("precompile", "--jobs", "0"), "--jobs must be at least 1, got 0"),
+        (("check", "--json", nowhere), f"--json must name a file in a folder that exists, got '{nowhere}'"),
+        (("bench", "--plot", str(tmp_path)), f"--plot must name a file, got the folder '{tmp_path}'"),
+        (("bench", "--plot", "times.gif2"), "--plot must name a .png file, got 'times.gif2'"),
+        (("bench", "--backend", ""), "backend '' is not installed"),
+        (("quantize", "a", "b", "--recipe", "mxfp8", "--report", nowhere), "--report must name a file"),
         (("check", "quant.per_tokn_cast"), "did you mean quant.per_token_cast"),
         (("check", "--backend", "nowhere"), "backend 'nowhere' is not installed"),
         (("check", "--level", "deep"), "--level must be quick, full, large, got 'deep'"),
@@ -40,6 +53,12 @@ def test_errors_are_one_line():
         assert text in done.stderr
         assert done.stderr.count("\n") == 1
         assert "Traceback" not in done.stderr
+
+
+def test_the_command_alone_prints_its_help():
+    done = tk()
+    assert done.returncode == 0
+    assert "quantize" in done.stdout
 
 
 def test_without_the_extra_the_message_says_what_to_install(tmp_path):

@@ -19,9 +19,11 @@ import pytest
 import torch
 
 from tk_core import config
-from tk_core.backend import Refused
+from tk_core.backend import Refused, locate
 from tk_core.bench import runner
 from tk_core.cli.precompile import meta_calls
+from tk_core.errors import InvalidArgumentError
+from tk_core.op import OPERATORS
 from tk_cuda import ci, compiler, jit, precompile
 from tk_cuda import inspect as resources
 from tk_cuda.backend import BACKEND
@@ -253,7 +255,11 @@ def test_precompile_fills_the_cache(log: Path) -> None:
     assert _runs(log) == 1
     (entry,) = (row for row in BACKEND.cache_info() if row["entries"])
     assert entry["builders"] == ["moe.normalize_weight"]
-    assert BACKEND.precompile(calls, ["sm_12"], 1, note)[0].startswith("architecture sm_12 is not one of sm_80")
+    with pytest.raises(InvalidArgumentError, match="architecture sm_12 is not one of sm_80"):
+        BACKEND.precompile(calls, ["sm_12"], 1, note)
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidArgumentError, match="there is no GPU here; name the architectures"):
+            BACKEND.precompile(calls, [], 1, note)
 
 
 def test_inspect_reports_what_the_compiler_said(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +270,15 @@ def test_inspect_reports_what_the_compiler_said(log: Path, monkeypatch: pytest.M
     for row in rows:
         assert (row["registers"], row["spilled bytes"], row["shared bytes"]) == (37, 8, 2048)
         assert (row["loads"], row["stores"], row["read from"]) == ("16x1 2x1", "8x1", "PTX")
+
+
+def test_inspect_finds_the_kernels_of_every_operator() -> None:
+    for op in OPERATORS:
+        found = locate("tk_cuda", op, "KERNELS")
+        assert found is not None
+        listed = hasattr(found[0], "CI_KEYS")
+        kernels = resources._listed(op, found[0], "sm_90a") if listed else resources._needed(op, "sm_90a")
+        assert kernels, op
 
 
 def test_widths_in_sass() -> None:

@@ -15,15 +15,19 @@ def main() -> None:
         needs = "pip install './packages/tk-core[cli]' in the checkout"
         print(f"tk: {error.name} is missing; the command line needs: {needs}", file=sys.stderr)
         sys.exit(2)
-    from .cli import app
+    from .cli import UsageError, app
     from .errors import TkError
 
     try:
-        app(prog_name="tk")
-    except (TkError, OSError) as error:
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="tk", standalone_mode=False))
+    except (TkError, OSError, UsageError) as error:
         if os.environ.get("TK_TRACEBACK") == "1":
             raise
-        print(f"tk: {error}".replace("\n", " "), file=sys.stderr)
+        text = f"tk: {error}"
+        if isinstance(error, UsageError):
+            command = error.ctx.command_path if error.ctx is not None else "tk"
+            text = f"{command}: {error.format_message().rstrip('.')}; see {command} --help"
+        print(text.replace("\n", " "), file=sys.stderr)
         sys.exit(2)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tk_core.backend import CONTRACT, Kernel, Layout, locate
+from tk_core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from tk_core.backend import Launch
@@ -73,15 +74,18 @@ class CudaBackend:
             archs: such as ``sm_90a``; none given: of the GPUs here.
             jobs: processes; None: half of the cores.
             progress: called after each kernel with done, total, name, and ``cached``, ``compiled`` or the problem.
+
+        Raises:
+            InvalidArgumentError: no architecture, or one that nothing is built for.
         """
         from . import compiler, jit, pool, precompile
 
         wanted = list(archs) or sorted({jit.arch_of(torch.device("cuda", i)) for i in range(torch.cuda.device_count())})
         if not wanted:
-            return ["there is no GPU here; name the architectures, such as --arch sm_90a"]
+            raise InvalidArgumentError("there is no GPU here; name the architectures, such as --arch sm_90a")
         unknown = [a for a in wanted if a not in compiler.ARCHITECTURES]
         if unknown:
-            return [f"architecture {unknown[0]} is not one of {', '.join(compiler.ARCHITECTURES)}"]
+            raise InvalidArgumentError(f"architecture {unknown[0]} is not one of {', '.join(compiler.ARCHITECTURES)}")
         found = {job: None for call in calls for job in precompile.needed(call, wanted)}
         return precompile.build(list(found), jobs or pool.default_workers(), progress)
 
@@ -98,7 +102,8 @@ class CudaBackend:
     def inspect(self, op: str, call: Callable[[], Any]) -> list[dict[str, Any]]:
         """Registers, spills, shared memory and access widths of an operator's kernels, from compiled code.
 
-        The kernels are those that the module lists for CI, one for each variant; ``call`` is not needed.
+        The kernels are those that the module lists for CI, one for each variant, or, where it launches the kernels of
+        another module, those of the last benchmark point; ``call`` is not needed.
         """
         from . import inspect
 

@@ -8,13 +8,18 @@ import subprocess
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from tk_core import registry
 from tk_core.backend import locate
+from tk_core.cases import ShapeMaker, cases_of
+from tk_core.conformance.engine import public_function
 
-from . import compiler
+from . import compiler, precompile
+from .backend import CudaBackend
 from .ci import resources
-from .jit import plain_key
+from .jit import Builder, Key, plain_key
 
 _PTX = re.compile(r"\b(ld|st)\.(?:volatile\.|relaxed\.|weak\.)?global\S*?(?:\.v(\d))?\.[bufs](\d+)")
 _SASS = re.compile(r"\b(LDG|STG)\.E\S*")
@@ -22,17 +27,12 @@ _SASS_WIDTH = re.compile(r"\.(128|64|U16|S16|U8|S8)")
 
 
 def report(op: str, arch: str = "sm_90a") -> list[dict[str, Any]]:
-    """One row for each kernel that the operator's module lists for CI, except kernels named after another operator."""
+    """One row for each kernel of an operator."""
     found = locate("tk_cuda", op, "KERNELS")
     if found is None:
         return []
-    others = set(found[0].KERNELS) - {op}
     rows = []
-    for entry in found[0].CI_KEYS:
-        builder, key = entry[0], plain_key(entry[1])
-        # A variant may run the kernel that is named after its parent.
-        if (builder.name in others and not op.startswith(builder.name)) or (len(entry) > 2 and arch not in entry[2]):
-            continue
+    for builder, key in _listed(op, found[0], arch) if hasattr(found[0], "CI_KEYS") else _needed(op, arch):
         lowered = compiler.lower(builder.build, key, arch, builder.pass_configs)
         compiled = compiler.compile_cuda(lowered.source, arch)
         usage = resources(compiled.log)
@@ -48,6 +48,32 @@ def report(op: str, arch: str = "sm_90a") -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _listed(op: str, module: ModuleType, arch: str) -> list[tuple[Builder, Key]]:
+    """The kernels that a module lists for CI, except those named after another operator."""
+    others = set(module.KERNELS) - {op}
+    return [
+        (entry[0], plain_key(entry[1]))
+        for entry in module.CI_KEYS
+        # A variant may run the kernel that is named after its parent.
+        if (entry[0].name not in others or op.startswith(entry[0].name)) and (len(entry) < 3 or arch in entry[2])
+    ]
+
+
+def _needed(op: str, arch: str) -> list[tuple[Builder, Key]]:
+    """The kernels of the last benchmark point of an operator."""
+    cases = cases_of(op)
+    if cases is None or not cases.bench:
+        return []
+    recorder = CudaBackend("meta")
+    arguments = cases.bench[-1].make(ShapeMaker(recorder.layout))
+
+    def call() -> None:
+        with registry.use_backend(recorder):
+            public_function(op)(*arguments.args, **arguments.kwargs)
+
+    return [(job.builder, job.key) for job in precompile.needed(call, [arch])]
 
 
 def _widths(source: str, cubin: bytes, arch: str) -> dict[str, str]:

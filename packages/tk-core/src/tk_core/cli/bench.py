@@ -10,14 +10,14 @@ import tempfile
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..bench import adapters, records, runner
 from ..bench import first_call as first_calls
 from ..errors import InvalidArgumentError
 from . import app
-from .common import console, default_backend, select_operators, usable_backend
+from .common import check_output, console, default_backend, progress_bar, select_operators, usable_backend
 from .precompile import meta_calls
 
 
@@ -42,7 +42,11 @@ def bench(
 ) -> None:
     """Time operators on the backend of this machine (on a CPU: the reference) beside other candidates."""
     names = select_operators(ops)
-    target = usable_backend(backend) if backend else default_backend()
+    for option, path in (("--json", json_file), ("--markdown", table_file), ("--plot", plot_file)):
+        check_output(option, path)
+    if plot_file is not None and plot_file.suffix != ".png":
+        raise InvalidArgumentError(f"--plot must name a .png file, got {str(plot_file)!r}")
+    target = default_backend() if backend is None else usable_backend(backend)
     chosen = [p for p in runner.points(names) if match in p[2].name]
     if not chosen:
         raise InvalidArgumentError(f"no benchmark point of {', '.join(names)} has {match!r} in its name")
@@ -57,7 +61,7 @@ def bench(
         optional.prepare(meta_calls(target, optional.recorder(), chosen))
     rows: records.Rows = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    with progress_bar(*columns) as progress:
         task = progress.add_task("timing", total=len(chosen))
         for op, cases, point in chosen:
             progress.update(task, description=f"{op} {point.name}")

@@ -7,14 +7,14 @@ import pathlib
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..cases import LEVELS, Level
 from ..conformance import engine, report
 from ..errors import InvalidArgumentError
 from . import app
-from .common import console, default_backend, select_operators, usable_backend
+from .common import check_output, console, default_backend, progress_bar, select_operators, usable_backend
 
 
 @app.command()
@@ -29,11 +29,12 @@ def check(
         raise InvalidArgumentError(f"--level must be {', '.join(LEVELS)}, got {level!r}")
     chosen: Level = level  # type: ignore[assignment]
     names = select_operators(ops)
-    target = usable_backend(backend) if backend else default_backend()
+    check_output("--json", json_file)
+    target = default_backend() if backend is None else usable_backend(backend)
     jobs = [(name, job) for name in names for job in engine.plan(name, chosen, target)]
     outcomes: list[engine.Outcome] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    with progress_bar(*columns) as progress:
         task = progress.add_task(f"checking {target.name}", total=len(jobs))
         for name, job in jobs:
             progress.update(task, description=f"{target.name} {name}")

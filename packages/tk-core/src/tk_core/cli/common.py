@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import pathlib
 
 import torch
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 
 from .. import op as operators
 from .. import registry
@@ -18,6 +20,26 @@ def console(stderr: bool = False) -> Console:
     """A console that does not cut tables when its output goes to a file or a pipe."""
     width = None if (os.isatty(2 if stderr else 1) or "COLUMNS" in os.environ) else 160
     return Console(stderr=stderr, width=width)
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """A progress bar on standard error, where that is a terminal."""
+    out = console(stderr=True)
+    return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+
+
+def check_output(option: str, path: pathlib.Path | None) -> None:
+    """Require a place for a file before the work that fills it.
+
+    Raises:
+        InvalidArgumentError: a folder, or in a folder that does not exist.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InvalidArgumentError(f"{option} must name a file, got the folder {str(path)!r}")
+    if not path.parent.is_dir():
+        raise InvalidArgumentError(f"{option} must name a file in a folder that exists, got {str(path)!r}")
 
 
 def select_operators(names: list[str] | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import registry
@@ -18,7 +18,7 @@ from ..cases import Call, Cases, Maker, ShapeMaker, cases_of, tensors_in
 from ..conformance.engine import public_function
 from ..errors import InvalidArgumentError, NoBackendError
 from . import app
-from .common import console, select_operators
+from .common import console, progress_bar, select_operators
 
 PROFILES = {"deepseek-v3": "v3", "deepseek-v4": "v4"}
 """Benchmark points whose names start with this come from the model."""
@@ -67,11 +67,13 @@ def precompile(
     names = select_operators(ops)
     if profile and profile not in PROFILES:
         raise InvalidArgumentError(f"--profile must be {' or '.join(PROFILES)}, got {profile!r}")
+    if jobs is not None and jobs < 1:
+        raise InvalidArgumentError(f"--jobs must be at least 1, got {jobs}")
     target = _with(registry.installed(backend), "precompile")
     points = [p for p in runner.points(names) if p[2].name.startswith(PROFILES.get(profile, ""))]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     counts = {"cached": 0, "compiled": 0}
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    with progress_bar(*columns) as progress:
         task = progress.add_task("collecting kernels", total=None)
 
         def advance(done: int, total: int, name: str, state: str) -> None:

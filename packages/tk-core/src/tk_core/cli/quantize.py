@@ -8,13 +8,13 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..checkpoint import convert, recipes
 from ..errors import InvalidArgumentError
 from . import app
-from .common import console
+from .common import check_output, console, progress_bar
 
 _Source = Annotated[pathlib.Path, typer.Argument(help="A .safetensors file, or a folder of them with its index.")]
 _Target = Annotated[
@@ -26,7 +26,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def _convert(conversion: convert.Conversion) -> list[convert.TensorReport]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    with progress_bar(*columns) as progress:
         task = progress.add_task("converting", total=conversion.size())
 
         def advance(name: str, size: int) -> None:
@@ -55,6 +55,7 @@ def quantize(
 
     A killed run leaves TARGET.partial; the same command resumes it.
     """
+    check_output("--report", report)
     conversion = convert.Quantize(
         source, target, recipe, include or convert.INCLUDE, convert.EXCLUDE if exclude is None else exclude, device
     )
