@@ -121,7 +121,9 @@ def _scale_macros(k: _Key) -> tuple[Any, Any]:
                     "handle", "tk_put_sf", T.access_ptr(sf[0, 0], "w"), s0, s1, row, column, rows, padded, value
                 )
             elif k.block_columns == 1:
-                T.call_extern("handle", "tk_put_ue8m0_down", T.access_ptr(sf[0, 0], "w"), s0, row, column, rows, biased)
+                T.call_extern(
+                    "handle", "tk_put_ue8m0_down<1>", T.access_ptr(sf[0, 0], "w"), s0, row, column, rows, biased
+                )
             else:
                 T.call_extern(
                     "handle",

@@ -163,7 +163,7 @@ def _build(*key: Any) -> Any:
         elif k.block_columns == 1:
             T.call_extern(
                 "handle",
-                "tk_put_ue8m0_down",
+                "tk_put_ue8m0_down<1>",
                 T.access_ptr(sf[0, 0], "w"),
                 strides[0],
                 block_row,

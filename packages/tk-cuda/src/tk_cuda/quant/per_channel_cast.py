@@ -1,8 +1,8 @@
 """CUDA kernel of ``quant.per_channel_cast`` and its fused and transposing forms: one pass, bound by bandwidth.
 
-A thread block takes 128 columns of ``blocks`` blocks of ``num_per_tokens`` rows, 64 rows or, to be transposed, 128
+A thread block takes 64 columns, or 128 to be transposed, of ``blocks`` blocks of ``num_per_tokens`` rows, 128 rows
 where they fit. Each thread reads one vector of columns from ``rows`` consecutive rows into registers; partial amaxes
-meet in shared memory, one thread per column makes the scale and its inverse, and every thread encodes what it holds.
+meet in shared memory, threads make the scales and their inverses, and every thread encodes what it holds.
 The transposing form turns four rows of a column into a word and writes rows of the result through shared memory, the
 word of column ``c`` and row word ``r`` at ``33 c + skew + r``, which spreads both directions over the banks. Rows of
 e4m3 whose scales are powers of two not far apart are scaled in pairs of fp16, which is exact. Where blocks or groups do
@@ -11,6 +11,7 @@ not suit, a thread walks down one column twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,21 +25,37 @@ from ..jit import Builder
 from ..tile import access, block_scales, source
 from ..tile.function import prim_func
 
-_COLUMNS = 128
+_COLUMNS, _TRANSPOSED_COLUMNS = 64, 128
+"""Columns of a thread block."""
 _MOST_THREADS = 1024
 """Threads of a block."""
-_BLOCK_ROWS = 64
-"""Rows of a thread block, for smaller blocks of rows."""
-_TRANSPOSED_ROWS = 128
-"""The same for results that are transposed: whole 128-byte lines of them."""
+_BLOCK_ROWS = 128
+"""Rows of a thread block, for smaller blocks of rows: of a transposed result, whole 128-byte lines."""
 _ROWS = 8
 """The most rows that a thread holds."""
 _THREADS_PER_SM = 1024
 """Threads that a multiprocessor shall hold: with eight vectors each, enough bytes are on their way."""
 _SOURCE = r"""
+// The first `bytes` of vectors in rows `stride` bytes apart, of which `rows` exist; zeros for the others.
+template <int kRows, int kVector, int kWidth>
+TK_FN void tk_load_rows(unsigned* words, const void* p, long long stride, int rows, int bytes) {
+  const char* row = static_cast<const char*>(p);
+  if (rows >= kRows && bytes >= kVector) {  // without a predicate for each
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, row += stride) {
+      tk_load<kVector, kWidth>(words + i * ((kVector + 3) / 4), row, kVector);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, row += stride) {
+      tk_load<kVector, kWidth>(words + i * ((kVector + 3) / 4), row, i < rows ? bytes : 0);
+    }
+  }
+}
 // fp16 holds an e4m3 times 2^e for e from -15 up. These functions work on pairs of columns, in 8 columns of kRows rows
-// whose scales are powers of two (or 0 for a row of zeros); they return true, and have done nothing, where that fails.
-template <int kRows>
+// whose scales are powers of two (with kZeros, or 0 for a row of zeros); they return true, and have done nothing, where
+// that fails.
+template <int kRows, bool kZeros>
 TK_FN bool tk_scale_range(unsigned* least, unsigned* most, const float* scales) {
   unsigned any = 0u;
   *most = 0u;
@@ -47,11 +64,11 @@ TK_FN bool tk_scale_range(unsigned* least, unsigned* most, const float* scales) 
   for (int i = 0; i < kRows; ++i) {
     const unsigned bits = tk_bits(scales[i]);
     any |= bits;
-    *most = *most > bits ? *most : bits;
-    *least = *least < bits - 1u ? *least : bits - 1u;  // the largest number for a zero
+    *most = max(*most, bits);
+    *least = min(*least, kZeros ? bits - 1u : bits);  // the largest number for a zero
   }
-  *least += 1u;
-  return (any & 0x807fffffu) || *most == 0u || *most >= 0x7f800000u;
+  if (kZeros) *least += 1u;
+  return (any & 0x807fffffu) || *most == 0u || *least == 0u || *most >= 0x7f800000u;
 }
 TK_FN unsigned tk_scaled_pair(unsigned pair, unsigned powers) {
   unsigned out = pair;
@@ -61,24 +78,23 @@ TK_FN unsigned tk_scaled_pair(unsigned pair, unsigned powers) {
   return out;
 }
 // Bits of the largest magnitudes of the columns.
-template <int kRows>
+template <int kRows, bool kZeros>
 TK_FN bool tk_scaled_amax(unsigned* amax, const unsigned* words, const float* scales) {
   unsigned least, most;
-  if (tk_scale_range<kRows>(&least, &most, scales) || most - least > 14u << 23) return true;
+  if (tk_scale_range<kRows, kZeros>(&least, &most, scales) || most - least > 14u << 23) return true;
 #ifdef TK_HAS_FP8
   unsigned acc[4] = {0u, 0u, 0u, 0u};
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const unsigned bits = tk_bits(scales[i]);
-    const unsigned powers = (((bits ? bits : most) - most + (15u << 23)) >> 13) * 0x10001u;
+    const unsigned powers = (((kZeros && !bits ? most : bits) - most + (15u << 23)) >> 13) * 0x10001u;
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       unsigned pairs[2];
-      tk_e4m3x4_to_f16(pairs, words[2 * i + j / 2]);
+      tk_e4m3x4_to_f16(pairs, words[2 * i + j / 2] & 0x7f7f7f7fu);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        asm("{ .reg .b32 a; abs.f16x2 a, %1; max.NaN.f16x2 %0, %0, a; }"
-            : "+r"(acc[j + h]) : "r"(tk_scaled_pair(pairs[h], powers)));
+        asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(acc[j + h]) : "r"(tk_scaled_pair(pairs[h], powers)));
       }
     }
   }
@@ -90,11 +106,11 @@ TK_FN bool tk_scaled_amax(unsigned* amax, const unsigned* words, const float* sc
 #endif
 }
 // Codes of the rows times their scales and the factors of the columns, powers of two.
-template <int kRows>
+template <int kRows, bool kZeros>
 TK_FN bool tk_scaled_codes(unsigned* codes, const unsigned* words, const float* scales, const float* factors) {
   unsigned least, most, least_factor, most_factor;
-  if (tk_scale_range<kRows>(&least, &most, scales)) return true;
-  if (tk_scale_range<8>(&least_factor, &most_factor, factors)) return true;
+  if (tk_scale_range<kRows, kZeros>(&least, &most, scales)) return true;
+  if (tk_scale_range<8, false>(&least_factor, &most_factor, factors)) return true;
   if (most + most_factor > (254u + 15u) << 23 || least + least_factor < (254u - 14u) << 23) return true;
 #ifdef TK_HAS_FP8
   unsigned columns[4];
@@ -106,7 +122,7 @@ TK_FN bool tk_scaled_codes(unsigned* codes, const unsigned* words, const float* 
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const unsigned bits = tk_bits(scales[i]), row = ((bits ? bits : most) >> 13) * 0x10001u;
+    const unsigned bits = tk_bits(scales[i]), row = ((kZeros && !bits ? most : bits) >> 13) * 0x10001u;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       unsigned pairs[2];
@@ -155,9 +171,10 @@ def rows_of_thread(dtype: torch.dtype, num_per_tokens: int, num_per_channels: in
     """Consecutive rows that a thread holds; 0 where the walk down a column has to do."""
     per_vector = _PER_VECTOR[str(dtype).removeprefix("torch.")]
     rows = max(r for r in range(1, _ROWS + 1) if num_per_tokens % r == 0)
-    if num_per_tokens // rows * (_COLUMNS // per_vector) > 1024 or num_per_channels % per_vector:
+    lanes = (_TRANSPOSED_COLUMNS if transposed else _COLUMNS) // per_vector
+    if num_per_tokens // rows * lanes > _MOST_THREADS or num_per_channels % per_vector:
         return 0
-    if transposed and (rows % 4 or _TRANSPOSED_ROWS % num_per_tokens):
+    if transposed and (rows % 4 or _BLOCK_ROWS % num_per_tokens):
         return 0
     return rows
 
@@ -174,10 +191,11 @@ def _signature(k: _Key, body: Any) -> Any:
     source_rows, rows, columns = T.dynamic("source_rows"), T.dynamic("rows"), T.dynamic("columns")
     if not k.gather:
         source_rows = rows
-    x_type = T.StridedTensor((source_rows, columns), (T.dynamic("row_stride", "int64"), 1), k.dtype)
+    stride, sf_stride = T.dynamic("row_stride", "int64"), T.dynamic("x_sf_stride_0", "int64")
+    x_type = T.StridedTensor((source_rows, columns), (stride, 1), k.dtype)
     x_sf_type = T.StridedTensor(
         (T.dynamic("x_sf_rows"), T.dynamic("x_sf_columns")),
-        (T.dynamic("x_sf_stride_0", "int64"), T.dynamic("x_sf_stride_1", "int64")),
+        (sf_stride, T.dynamic("x_sf_stride_1", "int64")),
         k.sf_dtype or "float32",
     )
     index_type = T.Tensor((rows,), "int32")
@@ -185,16 +203,16 @@ def _signature(k: _Key, body: Any) -> Any:
     sf_type = T.Tensor((T.dynamic("sf_rows"), columns), "int32" if k.packed else "float32")
 
     def cast(x: Any, out: Any, sf: Any, clamp: Any) -> None:
-        body(x, None, None, out, sf, clamp, source_rows, rows, columns)
+        body(x, None, None, out, sf, clamp, (source_rows, rows, columns), (stride, 0))
 
     def cast_quantized(x: Any, x_sf: Any, out: Any, sf: Any, clamp: Any) -> None:
-        body(x, x_sf, None, out, sf, clamp, source_rows, rows, columns)
+        body(x, x_sf, None, out, sf, clamp, (source_rows, rows, columns), (stride, sf_stride))
 
     def cast_gathered(x: Any, index: Any, out: Any, sf: Any, clamp: Any) -> None:
-        body(x, None, index, out, sf, clamp, source_rows, rows, columns)
+        body(x, None, index, out, sf, clamp, (source_rows, rows, columns), (stride, 0))
 
     def cast_gathered_quantized(x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any) -> None:
-        body(x, x_sf, index, out, sf, clamp, source_rows, rows, columns)
+        body(x, x_sf, index, out, sf, clamp, (source_rows, rows, columns), (stride, sf_stride))
 
     functions: dict[tuple[bool, bool], Callable[..., None]] = {
         (False, False): cast,
@@ -228,26 +246,56 @@ def _scale_expressions(k: _Key) -> tuple[Any, Any, Any]:
     return biased, scale, factor
 
 
-def _input_scale(k: _Key) -> Any:
-    """The scale of row ``row``, columns from ``column`` of a quantized ``x``."""
-    import tilelang.language as T
+class _InputScale:
+    """The scale of a row of a quantized ``x``: where it is, its stored bits, and what they mean."""
 
-    def input_scale(x_sf: Any, row: Any, column: Any) -> Any:
-        group = column // k.num_per_channels
-        if k.sf_dtype == "float32":
-            return x_sf[row, group]
-        if k.sf_dtype == "float8_e4m3fn":
-            return T.call_extern(
-                "float32", "tk_from_e4m3", T.Cast("uint32", T.reinterpret("uint8", x_sf[row, group])), 0
+    def __init__(self, k: _Key) -> None:
+        import tilelang.language as T
+
+        self._T, self._k = T, k
+        self.packed = k.sf_dtype not in (None, "float32", "float8_e4m3fn")
+        self.along_rows = self.packed and k.num_per_channels == 1
+        self.size = size = 1 if k.sf_dtype == "float8_e4m3fn" else 4
+
+        @T.macro
+        def fetch(bits: Any, i: Any, x_sf: Any, row: Any, column: Any, exists: Any) -> None:
+            at, group, _ = self.place(row, column)
+            T.call_extern(
+                "handle",
+                f"tk_load<{size}, {size}>",
+                T.access_ptr(bits[i], "w"),
+                T.access_ptr(x_sf[at, group], "r"),
+                T.if_then_else(exists, size, 0),
             )
-        if k.num_per_channels == 1:
-            word, byte = x_sf[row // 4, group], row % 4
-        else:
-            word, byte = x_sf[row, group // 4], group % 4
-        bits = T.bitwise_and(T.shift_right(T.reinterpret("uint32", word), T.Cast("uint32", byte * 8)), T.uint32(255))
-        return T.call_extern("float32", "tk_from_ue8m0", bits)
 
-    return input_scale
+        self.fetch = fetch
+
+    def place(self, row: Any, column: Any) -> tuple[Any, Any, Any]:
+        """Row and column of the element that holds the scale, and the byte in it."""
+        group = column // self._k.num_per_channels
+        if not self.packed:
+            return row, group, 0
+        return (row // 4, group, row % 4) if self.along_rows else (row, group // 4, group % 4)
+
+    def value(self, bits: Any, row: Any, column: Any) -> Any:
+        T = self._T
+        if self._k.sf_dtype == "float32":
+            return T.reinterpret("float32", bits)
+        if self._k.sf_dtype == "float8_e4m3fn":
+            return T.call_extern("float32", "tk_from_e4m3", bits, 0)
+        return self.exact(self.normal(bits, row, column))
+
+    def normal(self, bits: Any, row: Any, column: Any) -> Any:
+        """The value of a packed scale, if it is a normal number."""
+        T = self._T
+        byte = T.Cast("uint32", self.place(row, column)[2] * 8)
+        biased = T.bitwise_and(T.shift_right(bits, byte), T.uint32(255))
+        return T.reinterpret("float32", T.shift_left(biased, T.uint32(23)))
+
+    def exact(self, normal: Any) -> Any:
+        """The value of any packed scale, given what ``normal`` makes of it."""
+        T = self._T
+        return T.call_extern("float32", "tk_from_ue8m0", T.shift_right(T.reinterpret("uint32", normal), T.uint32(23)))
 
 
 def _vector_body(k: _Key) -> Any:
@@ -256,21 +304,29 @@ def _vector_body(k: _Key) -> Any:
     per_vector = _PER_VECTOR[k.dtype]
     bytes_of = {"bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}[k.dtype]
     vector_words = per_vector * bytes_of // 4
-    lanes = _COLUMNS // per_vector
+    block_columns = _TRANSPOSED_COLUMNS if k.transposed else _COLUMNS
+    lanes = block_columns // per_vector
     slots = k.num_per_tokens // k.rows  # threads that share a column of a block
-    most_rows = _TRANSPOSED_ROWS if k.transposed else _BLOCK_ROWS
-    blocks = max(min(most_rows // k.num_per_tokens, _MOST_THREADS // (lanes * slots)), 1)
+    blocks = max(min(_BLOCK_ROWS // k.num_per_tokens, _MOST_THREADS // (lanes * slots)), 1)
     threads = lanes * slots * blocks
+    shares = math.gcd(max(threads // block_columns, 1), blocks)
+    own = blocks // shares  # of a thread that makes scales
+    run = math.gcd(own, 4)  # packed scales that it stores at once
     tile_rows = k.num_per_tokens * blocks
-    load = f"tk_load<{vector_words * 4}, {min(k.load_width, vector_words * 4)}>"
+    load_width = min(k.load_width, vector_words * 4)
+    load = f"tk_load<{vector_words * 4}, {load_width}>"
+    load_rows = f"tk_load_rows<{k.rows}, {vector_words * 4}, {load_width}>"
     store = f"tk_store<{per_vector}, {min(k.store_width, per_vector)}>"
     # bf16 amaxes stay two in a word; others are fp32 bits.
     pairs = k.dtype == "bfloat16"
     amax_words = per_vector // 2 if pairs else per_vector
-    tile_words = _COLUMNS * 33 + 5 if k.transposed else 1
+    tile_words = block_columns * 33 + 5 if k.transposed else 1
+    input_scale = _InputScale(k)
     in_fp16 = k.dtype == "float8_e4m3fn" and k.sf_dtype is not None and k.rounded
+    lazy = in_fp16 and input_scale.packed  # scales are exact only where fp32 needs them
+    zeros = str(not input_scale.packed).lower()
     biased, scale, factor = _scale_expressions(k)
-    input_scale = _input_scale(k)
+    by_rows = not k.gather and not input_scale.along_rows
 
     @T.macro
     def widen(values: Any, vectors: Any, i: Any) -> None:
@@ -287,26 +343,62 @@ def _vector_body(k: _Key) -> Any:
                 T.call_extern("handle", "tk_from_e4m3x4", T.access_ptr(values[4 * j], "w", 4), vectors[i * 2 + j])
 
     @T.macro
-    def read(vectors: Any, factors: Any, x: Any, x_sf: Any, index: Any, row: Any, column: Any, facts: Any) -> None:
-        source_rows, rows, columns = facts
-        for i in T.unroll(k.rows):
-            picked = T.alloc_local((1,), "int32")
-            picked[0] = -1
-            if row + i < rows:
-                picked[0] = index[row + i] if k.gather else row + i
-            if k.gather:
-                picked[0] = T.if_then_else(picked[0] < source_rows, picked[0], -1)
+    def read(vectors: Any, factors: Any, inputs: Any, row: Any, column: Any, extents: Any, strides: Any) -> None:
+        """All loads before the first use of one, so that they are in flight together."""
+        x, x_sf, index = inputs
+        source_rows, rows, columns = extents
+        left = T.if_then_else(column < columns, rows - row, 0)  # rows that exist
+        bits = T.alloc_local((k.rows,), "uint32")
+        picked = T.alloc_local((k.rows,), "int32")
+        if k.gather:
+            for i in T.unroll(k.rows):
+                picked[i] = -1
+                if i < left:
+                    picked[i] = index[row + i]
+            for i in T.unroll(k.rows):
+                picked[i] = T.if_then_else(picked[i] < source_rows, picked[i], -1)
+                T.call_extern(
+                    "handle",
+                    load,
+                    T.access_ptr(vectors[i * vector_words], "w", vector_words),
+                    T.access_ptr(x[picked[i], column], "r"),
+                    T.if_then_else(picked[i] >= 0, T.min(columns - column, per_vector), 0) * bytes_of,
+                )
+        else:
             T.call_extern(
                 "handle",
-                load,
-                T.access_ptr(vectors[i * vector_words], "w", vector_words),
-                T.access_ptr(x[picked[0], column], "r"),
-                T.if_then_else(picked[0] >= 0, T.min(columns - column, per_vector), 0) * bytes_of,
+                load_rows,
+                T.access_ptr(vectors[0], "w", k.rows * vector_words),
+                T.access_ptr(x[row, column], "r"),
+                strides[0] * bytes_of,
+                left,
+                T.min(columns - column, per_vector) * bytes_of,
             )
-            if k.sf_dtype is not None:
-                factors[i] = T.float32(0)
-                if picked[0] >= 0 and column < columns:
-                    factors[i] = input_scale(x_sf, picked[0], column)
+        if k.sf_dtype is not None:
+            if by_rows:
+                at, group, _ = input_scale.place(row, column)
+                T.call_extern(
+                    "handle",
+                    f"tk_load_rows<{k.rows}, {input_scale.size}, {input_scale.size}>",
+                    T.access_ptr(bits[0], "w", k.rows),
+                    T.access_ptr(x_sf[at, group], "r"),
+                    strides[1] * input_scale.size,
+                    left,
+                    input_scale.size,
+                )
+            else:
+                for i in T.unroll(k.rows):
+                    if not k.gather:
+                        picked[i] = T.if_then_else(i < left, row + i, -1)
+                    input_scale.fetch(bits, i, x_sf, picked[i], column, picked[i] >= 0)
+            for i in T.unroll(k.rows):
+                decode = input_scale.normal if lazy else input_scale.value
+                factors[i] = decode(bits[i], row + i if by_rows else picked[i], column)
+
+    @T.macro
+    def make_exact(factors: Any) -> None:
+        for i in T.unroll(k.rows):
+            factors[i] = input_scale.exact(factors[i])
 
     @T.macro
     def partial_amax(amax: Any, values: Any, vectors: Any, factors: Any) -> None:
@@ -337,38 +429,37 @@ def _vector_body(k: _Key) -> Any:
 
     @T.macro
     def make_scales(inverse: Any, partial: Any, sf: Any, clamp: Any, place: Any, down: Any, columns: Any) -> None:
-        """Scale and inverse of each column of each block, one thread per column."""
+        """Scale and inverse of each column of each block; ``shares`` threads share the blocks of a column."""
         block0, column0 = place
-        for c0 in T.unroll((_COLUMNS + threads - 1) // threads):
-            c = c0 * threads + T.get_thread_binding()
+        for turn in T.unroll((block_columns * shares + threads - 1) // threads):
+            item = turn * threads + T.get_thread_binding()
+            c, b0 = item % block_columns, item // block_columns * own
             amax = T.alloc_local((1,), "uint32")
             word = T.alloc_local((1,), "uint32")
             word[0] = T.uint32(0)
-            if c < _COLUMNS:
-                for b in T.unroll(blocks):
-                    column_amax(amax, partial, b, c)
+            if item < block_columns * shares:
+                for b in T.unroll(own):
+                    column_amax(amax, partial, b0 + b, c)
                     amax[0] = T.max(amax[0], T.reinterpret("uint32", clamp))
-                    inverse[b * _COLUMNS + c] = factor(amax[0])
-                    if column0 + c < columns and block0 + b < down:
-                        if not k.packed:
-                            sf[block0 + b, column0 + c] = scale(amax[0])
-                        elif blocks % 4:
-                            T.call_extern(
-                                "handle",
-                                "tk_put_ue8m0_down",
-                                T.access_ptr(sf[0, 0], "w"),
-                                T.Cast("int64", columns),
-                                block0 + b,
-                                column0 + c,
-                                down,
-                                biased(amax[0]),
-                            )
-                        else:
-                            word[0] = T.bitwise_or(word[0], T.shift_left(biased(amax[0]), T.uint32(b % 4 * 8)))
-                            if b % 4 == 3 or block0 + b == down - 1:
-                                sf[(block0 + b) // 4, column0 + c] = T.reinterpret("int32", word[0])
-                            if b % 4 == 3:
-                                word[0] = T.uint32(0)
+                    inverse[(b0 + b) * block_columns + c] = factor(amax[0])
+                    if k.packed:
+                        if block0 + b0 + b < down:
+                            word[0] = T.bitwise_or(word[0], T.shift_left(biased(amax[0]), T.uint32(b % run * 8)))
+                        if b % run == run - 1:
+                            if column0 + c < columns and block0 + b0 + b - b % run < down:
+                                T.call_extern(
+                                    "handle",
+                                    f"tk_put_ue8m0_down<{run}>",
+                                    T.access_ptr(sf[0, 0], "w"),
+                                    T.Cast("int64", columns),
+                                    block0 + b0 + b - b % run,
+                                    column0 + c,
+                                    down,
+                                    word[0],
+                                )
+                            word[0] = T.uint32(0)
+                    elif column0 + c < columns and block0 + b0 + b < down:
+                        sf[block0 + b0 + b, column0 + c] = scale(amax[0])
 
     @T.macro
     def encode(codes: Any, values: Any, vectors: Any, factors: Any, inv: Any, i: Any) -> None:
@@ -405,7 +496,7 @@ def _vector_body(k: _Key) -> Any:
                     c = thread % lanes * per_vector + g * 4 + j
                     tile[c * 33 + skew(c) + thread // lanes * (k.rows // 4) + q] = words[j]
         T.sync_threads()
-        for i in T.unroll(_COLUMNS * (tile_rows // 16) // threads):
+        for i in T.unroll(block_columns * (tile_rows // 16) // threads):
             at = i * threads + thread
             c, row = at // (tile_rows // 16), at % (tile_rows // 16) * 16
             for j in T.unroll(4):
@@ -419,16 +510,15 @@ def _vector_body(k: _Key) -> Any:
             )
 
     @T.macro
-    def body(
-        x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any, source_rows: Any, rows: Any, columns: Any
-    ) -> None:
-        with T.Kernel(T.ceildiv(rows, tile_rows) * T.ceildiv(columns, _COLUMNS), threads=threads) as at:
+    def body(x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any, extents: Any, strides: Any) -> None:
+        _, rows, columns = extents
+        with T.Kernel(T.ceildiv(rows, tile_rows) * T.ceildiv(columns, block_columns), threads=threads) as at:
             T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE + _SOURCE)
             T.annotate_min_blocks_per_sm(max(_THREADS_PER_SM // threads, 1))
             thread = T.get_thread_binding()
-            across = T.alloc_var("int32", init=T.ceildiv(columns, _COLUMNS))
+            across = T.alloc_var("int32", init=T.ceildiv(columns, block_columns))
             group = T.alloc_var("int32", init=T.truncdiv(at, across))
-            column0 = T.alloc_var("int32", init=T.truncmod(at, across) * _COLUMNS)
+            column0 = T.alloc_var("int32", init=T.truncmod(at, across) * block_columns)
             column = T.alloc_var("int32", init=column0 + thread % lanes * per_vector)
             row = T.alloc_var("int32", init=group * tile_rows + thread // lanes * k.rows)
             vectors = T.alloc_local((vector_words * k.rows,), "uint32")
@@ -438,19 +528,21 @@ def _vector_body(k: _Key) -> Any:
             inv = T.alloc_local((per_vector,), "float32")
             codes = T.alloc_local((k.rows * (per_vector // 4),), "uint32")
             partial = T.alloc_shared((threads * amax_words,), "uint32", scope="shared")
-            inverse = T.alloc_shared((blocks * _COLUMNS,), "float32", scope="shared")
+            inverse = T.alloc_shared((blocks * block_columns,), "float32", scope="shared")
 
-            read(vectors, factors, x, x_sf, index, row, column, (source_rows, rows, columns))
+            read(vectors, factors, (x, x_sf, index), row, column, extents, strides)
             in_fp32 = T.alloc_var("bool", init=True)
             if in_fp16:
                 in_fp32 = T.call_extern(
                     "bool",
-                    f"tk_scaled_amax<{k.rows}>",
+                    f"tk_scaled_amax<{k.rows}, {zeros}>",
                     T.access_ptr(amax[0], "w", amax_words),
                     T.access_ptr(vectors[0], "r", vector_words * k.rows),
                     T.access_ptr(factors[0], "r", k.rows),
                 )
             if in_fp32:
+                if lazy:
+                    make_exact(factors)
                 partial_amax(amax, values, vectors, factors)
             for j in T.vectorized(amax_words):
                 partial[thread * amax_words + j] = amax[j]
@@ -459,17 +551,19 @@ def _vector_body(k: _Key) -> Any:
             make_scales(inverse, partial, sf, clamp, place, T.ceildiv(rows, k.num_per_tokens), columns)
             T.sync_threads()
             for j in T.vectorized(per_vector):
-                inv[j] = inverse[thread // lanes // slots * _COLUMNS + thread % lanes * per_vector + j]
+                inv[j] = inverse[thread // lanes // slots * block_columns + thread % lanes * per_vector + j]
             if in_fp16:
                 in_fp32 = T.call_extern(
                     "bool",
-                    f"tk_scaled_codes<{k.rows}>",
+                    f"tk_scaled_codes<{k.rows}, {zeros}>",
                     T.access_ptr(codes[0], "w", k.rows * (per_vector // 4)),
                     T.access_ptr(vectors[0], "r", vector_words * k.rows),
                     T.access_ptr(factors[0], "r", k.rows),
                     T.access_ptr(inv[0], "r", per_vector),
                 )
             if in_fp32:
+                if lazy:
+                    make_exact(factors)
                 for i in T.unroll(k.rows):
                     encode(codes, values, vectors, factors, inv, i)
             for i in T.unroll(k.rows):
@@ -493,7 +587,7 @@ def _column_body(k: _Key) -> Any:
 
     threads = 128
     biased, scale, factor = _scale_expressions(k)
-    input_scale = _input_scale(k)
+    input_scale = _InputScale(k)
 
     @T.macro
     def element(
@@ -507,14 +601,15 @@ def _column_body(k: _Key) -> Any:
         if picked[0] >= 0 and picked[0] < source_rows:
             value[0] = T.Cast("float32", x[picked[0], column])
             if k.sf_dtype is not None:
-                in_scale[0] = input_scale(x_sf, picked[0], column)
+                bits = T.alloc_local((1,), "uint32")
+                input_scale.fetch(bits, 0, x_sf, picked[0], column, True)
+                in_scale[0] = input_scale.value(bits[0], picked[0], column)
 
     @T.macro
-    def body(
-        x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any, source_rows: Any, rows: Any, columns: Any
-    ) -> None:
+    def body(x: Any, x_sf: Any, index: Any, out: Any, sf: Any, clamp: Any, extents: Any, strides: Any) -> None:
+        source_rows, rows, columns = extents
         with T.Kernel(T.ceildiv(rows, k.num_per_tokens) * T.ceildiv(columns, threads), threads=threads) as at:
-            T.import_source(source.SOURCE + block_scales.SOURCE)
+            T.import_source(source.SOURCE + access.SOURCE + block_scales.SOURCE)
             across = T.alloc_var("int32", init=T.ceildiv(columns, threads))
             block = T.alloc_var("int32", init=T.truncdiv(at, across))
             column = T.alloc_var("int32", init=T.truncmod(at, across) * threads + T.get_thread_binding())
@@ -532,7 +627,7 @@ def _column_body(k: _Key) -> Any:
                 if k.packed:
                     T.call_extern(
                         "handle",
-                        "tk_put_ue8m0_down",
+                        "tk_put_ue8m0_down<1>",
                         T.access_ptr(sf[0, 0], "w"),
                         T.Cast("int64", columns),
                         block,

@@ -29,12 +29,20 @@ TK_FN void tk_put_ue8m0(void* sf, long long s0, long long s1, int row, int colum
     }
   }
 }
-// Bytes packed along the rows.
+// Bytes packed along the rows: those of kCount (1, 2 or 4) rows from a multiple of it on, of which the first exists.
+template <int kCount>
 TK_FN void tk_put_ue8m0_down(void* sf, long long s0, int row, int column, int rows, unsigned biased) {
   unsigned char* word = static_cast<unsigned char*>(sf) + 4 * (row / 4 * s0 + column);
-  word[row % 4] = (unsigned char)biased;
-  if (row == rows - 1) {
-    for (int b = row % 4 + 1; b < 4; ++b) word[b] = 0;
+  if constexpr (kCount == 4) {
+    *reinterpret_cast<unsigned*>(word) = biased;
+  } else if constexpr (kCount == 2) {
+    *reinterpret_cast<unsigned short*>(word + row % 4) = (unsigned short)biased;
+    if (row + 2 >= rows && row % 4 == 0) *reinterpret_cast<unsigned short*>(word + 2) = 0;
+  } else {
+    word[row % 4] = (unsigned char)biased;
+    if (row == rows - 1) {
+      for (int b = row % 4 + 1; b < 4; ++b) word[b] = 0;
+    }
   }
 }
 """
