@@ -132,12 +132,14 @@ def _build(*key: Any) -> Any:
     ) -> None:
         """Encode a vector with the factors of its groups."""
         codes = T.alloc_local((1 if one_group else VECTOR,), "uint32")
+        given = T.alloc_local((1,), "float32")
         at = i * threads + T.get_thread_binding()
         column = column0 + at * VECTOR
         end = T.min(column0 + chunk, k.columns)
         for j in T.unroll(1 if one_group else VECTOR):
             if k.part == "data":
-                vector.given(codes, sf, row, column + j, rows, s0, s1, j)
+                vector.given(given, sf, row, column + j, rows, s0, s1, 0)
+                codes[j] = T.reinterpret("uint32", given[0])
             else:
                 codes[j] = scale.code(amax[T.min((at * VECTOR + j) // k.group, in_chunk - 1)])
         vector.write(out, raw, factors, i if held else 0, row, column, rows, end, codes)

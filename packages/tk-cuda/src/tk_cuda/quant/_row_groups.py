@@ -201,20 +201,24 @@ class Vector:
                     found[0] = T.call_extern("uint32", "tk_amax", found[0], product)
 
         @T.macro
-        def given(codes: Any, sf: Any, row: Any, column: Any, rows: Any, s0: Any, s1: Any, at: Any) -> None:
-            """The factor of a given scale, in place of a code."""
-            codes[at] = T.uint32(0)
-            if row < rows and column < k.columns:
-                value = T.call_extern(
-                    "float32", f"tk_sf_at<{given_kind}>", T.access_ptr(sf[0, 0], "r"), s0, s1, row, column // k.group
-                )
-                codes[at] = T.reinterpret("uint32", T.ieee_frcp(value))
+        def given(scales: Any, sf: Any, row: Any, column: Any, rows: Any, s0: Any, s1: Any, at: Any) -> None:
+            """A given scale; some other one where there is no element."""
+            scales[at] = T.call_extern(
+                "float32",
+                f"tk_sf_at<{given_kind}>",
+                T.access_ptr(sf[0, 0], "r"),
+                s0,
+                s1,
+                T.min(row, rows - 1),
+                T.min(column, k.columns - 1) // k.group,
+            )
 
         @T.macro
         def encoded(to: Any, v: Any, raw: Any, input_sf: Any, at: Any, column: Any, codes: Any) -> None:
             inv = T.alloc_local((len_of(codes),), "float32")
             for j in T.unroll(len_of(codes)):
-                inv[j] = T.reinterpret("float32", codes[j]) if k.part == "data" else scale.factor(codes[j])
+                # A given scale has its bits for a code.
+                inv[j] = T.ieee_frcp(T.reinterpret("float32", codes[j])) if k.part == "data" else scale.factor(codes[j])
             values(v, raw, at)
             for j in T.unroll(VECTOR):
                 if k.x_kind >= 0:

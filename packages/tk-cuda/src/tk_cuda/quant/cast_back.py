@@ -22,7 +22,7 @@ from .per_token_cast import refuse_words
 THREADS = 256
 ROWS = 2
 """Rows that a thread takes where there are many."""
-SMALL = 1 << 22
+SMALL = 1 << 19
 """Elements up to which a thread takes one row, to keep every multiprocessor busy."""
 
 

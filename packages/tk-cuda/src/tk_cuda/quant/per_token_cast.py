@@ -23,16 +23,14 @@ from ._row_groups import VECTOR, Key, Scale, Vector, lanes_of, signature
 THREADS = 256
 ROWS = 4
 """Rows that a thread takes where there are many."""
-QUANTIZED_ROWS = 2
-"""The same of quantized ``x``, whose rows take more registers for fewer bytes."""
-IN_PLACE_ROWS = 2
-"""The same where the result replaces ``x``."""
+FEWER_ROWS = 2
+"""The same where there are fewer, or rows take more registers: of quantized ``x``, and where the result replaces it."""
 THREADS_PER_SM = 1536
 """Threads that a multiprocessor shall hold of the form whose encoding is long: they hide its latency."""
-SMALL = 1 << 22
-"""Elements up to which a thread takes one row, to keep every multiprocessor busy."""
-FEW = 1 << 20
-"""The same where the result replaces ``x``."""
+MANY = 1 << 22
+"""Elements above which there are many."""
+FEW, FEW_IN_PLACE = 1 << 17, 1 << 20
+"""Elements up to which a thread takes one row, to keep every multiprocessor busy; where the result replaces ``x``."""
 
 
 def _build(*key: Any) -> Any:
@@ -84,6 +82,7 @@ def _build(*key: Any) -> Any:
             )
             raw = T.alloc_local((k.rows * items * words,), "uint32")
             factors = T.alloc_local((k.rows * items * vector.factors,), "float32")
+            given = T.alloc_local((k.rows * items if k.part == "data" else 1,), "float32")
             amax = T.alloc_local((1,), "uint32")
             code = T.alloc_local((1,), "uint32")
             stored = T.alloc_local((1,), "uint32")
@@ -93,11 +92,13 @@ def _build(*key: Any) -> Any:
             for r in T.unroll(k.rows):
                 for i in T.unroll(items):
                     vector.fetch(x, x_sf, raw, factors, r * items + i, row0 + r, column0 + i * step, rows, s0, s1)
+                    if k.part == "data":
+                        vector.given(given, sf, row0 + r, column0 + i * step, rows, s0, s1, r * items + i)
             for r in T.unroll(k.rows):
                 stored[0] = T.uint32(0)
                 for i in T.unroll(items):
                     if k.part == "data":
-                        vector.given(code, sf, row0 + r, column0 + i * step, rows, s0, s1, 0)
+                        code[0] = T.reinterpret("uint32", given[r * items + i])
                     else:
                         vector.amax(amax, raw, factors, r * items + i)
                         group_amax(amax)
@@ -126,6 +127,13 @@ def _build(*key: Any) -> Any:
 _CAST = Builder("quant.per_token_cast", _build, pass_configs={"tl.disable_safe_memory_legalize": True})
 
 
+def _rows(elements: int, in_place: bool, quantized: bool) -> int:
+    """Rows that a thread takes of a matrix."""
+    if elements <= (FEW_IN_PLACE if in_place else FEW):
+        return 1
+    return FEWER_ROWS if in_place or quantized or elements <= MANY else ROWS
+
+
 def launcher(
     part: str,
     x: Tensor,
@@ -144,8 +152,7 @@ def launcher(
     group = access.bounded(group, columns)
     in_registers = lanes_of(group) > 0 and fmt != "e5m6" and x.dtype != E5M6.dtype
     if in_registers:
-        most = IN_PLACE_ROWS if part == "back" else ROWS if x_sf is None else QUANTIZED_ROWS
-        rows = 1 if x.shape[0] * columns <= (FEW if part == "back" else SMALL) else most
+        rows = _rows(x.shape[0] * columns, part == "back", x_sf is not None)
     else:
         rows = _row_chunks.chunk_columns(columns, group, packed)
     result = x if part == "back" else out
