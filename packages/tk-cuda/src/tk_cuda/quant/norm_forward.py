@@ -2,8 +2,8 @@
 
 A block takes one row and keeps it in registers, packed. The sum of squares is a tree over eights of channels within
 chunks of 256, then over the chunks: the same tree whatever number of threads shares the row, so many rows can use few
-threads each, and few rows many. A thread takes vectors of 8 channels; pairs of neighbouring vectors where codes are all
-that is stored of them, so that a scale costs half as much (stores of wider elements would leave gaps).
+threads each, and few rows to cast many. A thread takes vectors of 8 channels; pairs of neighbouring vectors where codes
+are all that is stored of them, so that a scale costs half as much (stores of wider elements would leave gaps).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _THREADS_PER_SM = 1120
 _MOST_CHANNELS = 65536
 _MOST_GROUPS = 8192
 _WAVES_OF_FEW_ROWS = 2
-"""Rows for each multiprocessor up to which a row gets as many threads as there are vectors."""
+"""Rows for each multiprocessor up to which a row that is cast gets as many threads as there are vectors."""
 
 _SOURCE = (
     _swiglu.SOURCE
@@ -169,7 +169,9 @@ TK_FN void tk_norm_row(TkNormRow row, float eps, float out_scale, long long grou
       const int chunk = (v / S::kPair * kWarps + threadIdx.x / 32) * S::kPair + lane / kShare;
       sums[chunk] = S::kPair == 2 ? __fadd_rn(sum[0], squares) : squares;
     }
-    if constexpr (S::kWeight) tk_load8<E, S::kWeightWidth>(more[v], at(row.weight, column, E::kBytes), count);
+    if constexpr (S::kWeight && S::kPair == 1) {
+      tk_load8<E, S::kWeightWidth>(more[v], at(row.weight, column, E::kBytes), count);
+    }
   }
   __syncthreads();
   float total = 0.0f;
@@ -187,6 +189,9 @@ TK_FN void tk_norm_row(TkNormRow row, float eps, float out_scale, long long grou
   for (int v = 0; v < S::kVectors; ++v) {
     const int column = tk_norm_column<S>(v), count = S::kWhole ? 8 : S::kChannels - column;
     float n[8], w[8];
+    if constexpr (S::kWeight && S::kPair == 2) {  // where registers are short
+      tk_load8<E, S::kWeightWidth>(more[v], at(row.weight, column, E::kBytes), count);
+    }
     tk_widen8<E>(n, words[v]);
     if constexpr (S::kWeight) tk_widen8<E>(w, more[v]);
 #pragma unroll
@@ -394,10 +399,10 @@ def _build(*key: Any) -> Any:
 _NORM = Builder("quant.norm_forward", _build, pass_configs={"tl.disable_safe_memory_legalize": True})
 
 
-def _geometry(channels: int, rows: int, sms: int, pair: int) -> tuple[int, int]:
-    """Threads of a row, and vectors in each: many threads for few rows, which are a matter of latency."""
+def _geometry(channels: int, rows: int, sms: int, pair: int, casts: bool) -> tuple[int, int]:
+    """Threads of a row, and vectors in each: many threads for few rows to cast, which are a matter of latency."""
     chunks = -(-channels // (_CHUNK * pair))
-    count = 1 if rows <= _WAVES_OF_FEW_ROWS * sms else min(_VECTORS // pair, chunks)
+    count = 1 if casts and rows <= _WAVES_OF_FEW_ROWS * sms else min(_VECTORS // pair, chunks)
     count = max(count, -(-chunks // 32))
     return -(-chunks // count) * 32, count * pair
 
@@ -440,7 +445,7 @@ def _launch(
         x.dtype,
         x.dim(),
         channels,
-        *_geometry(channels, items * rows, num_sms(x.device), _pair(group, h is None and bf16 is None)),
+        *_geometry(channels, items * rows, num_sms(x.device), _pair(group, h is None and bf16 is None), group > 0),
         group,
         cast is not None and cast.rounded,
         cast is not None and cast.packed,
