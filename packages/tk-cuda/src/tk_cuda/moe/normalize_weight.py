@@ -14,7 +14,7 @@ from ..jit import Builder
 from ..tile import access
 from ..tile.function import prim_func
 
-_THREADS = 128
+_THREADS = 64
 _EPSILON = 1e-20
 _CHUNK = 64  # columns that a thread holds at once
 

@@ -1,8 +1,8 @@
 """CUDA kernel of ``transform.apply_rotary``: in place, bound by bandwidth.
 
 A thread rotates 8 pairs of channels, two vectors of 8 elements, or 4 pairs side by side, one vector, in several heads
-of one token, with the cosines and sines of its pairs in registers and the loads of all its heads in flight at once. A
-block covers several heads of one token, or several tokens where these have few heads. One launch serves query and key.
+of one token, with the cosines and sines of its pairs in registers. A block covers several heads of one token, or
+several tokens where these have few heads. One launch serves query and key.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..tile import access, vectors
 from ..tile.function import prim_func
 
 _THREADS = 128
-_VECTORS_AT_ONCE = 8
-"""Vectors of a thread whose loads are in flight together."""
+_VECTORS_AT_ONCE = 2
+"""Vectors of a thread whose loads are in flight together; more cost threads."""
 
 _SOURCE = (
     vectors.SOURCE
