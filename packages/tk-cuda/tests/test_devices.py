@@ -166,8 +166,8 @@ def test_scales_that_no_byte_can_hold_are_nan_and_never_truncated() -> None:
         sf = torch.full((4, 4), 1.0, device="cuda")
         sf[1, 2] = bad
         ((sf0, sf1),) = tk_core.quant.batched_transpose_weight_sf([sf], 32, [False])
-        assert sf0[32].contiguous().view(torch.uint8).tolist() == [127, 127, 255, 127]
-        assert sf1[64].contiguous().view(torch.uint8).tolist() == [127, 255, 127, 127]
+        assert [word.to_bytes(4, "little", signed=True) for word in sf0[32].tolist()] == [bytes([127, 127, 255, 127])]
+        assert [word.to_bytes(4, "little", signed=True) for word in sf1[64].tolist()] == [bytes([127, 255, 127, 127])]
         x = torch.zeros(4, 64, dtype=torch.int8, device="cuda"), sf[:, 1:3].contiguous()
         made = tk_core.quant.per_block_cast_lossless(x, "e4m3", (1, 32), (1, 64))
         assert made.sf.isnan().flatten().tolist() == [False, True, False, False]
