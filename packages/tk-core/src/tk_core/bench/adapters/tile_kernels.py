@@ -13,6 +13,8 @@ from ...backend import Layout
 from ...cases import Call
 
 NAME = "tile-kernels"
+_MODULES = {"transform": ("transform", "transpose")}
+"""Modules of a family, in 2.1 and in 1.0, where not of its name."""
 
 
 def version() -> str:
@@ -24,12 +26,13 @@ def version() -> str:
 def bind(op: str, arguments: Call, layout: Layout, device: torch.device) -> Callable[[], Any] | None:
     """The function of the same name, where it has one."""
     family, _, name = op.partition(".")
-    try:
-        module = importlib.import_module(f"tile_kernels.{family}")
-    except ModuleNotFoundError:
-        return None
-    function = getattr(module, name, None)
-    if function is None:
-        return None
     args, kwargs = arguments.args, arguments.kwargs
-    return lambda: function(*args, **kwargs)
+    for part in _MODULES.get(family, (family,)):
+        try:
+            module = importlib.import_module(f"tile_kernels.{part}")
+        except ModuleNotFoundError:
+            continue
+        function = getattr(module, name, None)
+        if function is not None:
+            return lambda: function(*args, **kwargs)
+    return None
