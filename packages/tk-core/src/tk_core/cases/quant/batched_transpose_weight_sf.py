@@ -97,6 +97,11 @@ CASES = {
             Sample("into buffers, blocks of 128", _of(_WEIGHTS, 128, with_outs=True)),
             Sample("scales 0 and Inf", _edges),
             Sample("Q11: misaligned base", _misaligned),
+            Sample("a weight without columns", _of([(128, 0, None, False)], 32)),
+            Sample(
+                "weights without rows or columns among others",
+                _of([(0, 128, 2, False), (128, 256, None, True), (256, 0, 3, True)], 32),
+            ),
             Sample("a hundred weights", _of([(128, 256, None, i % 2 == 0) for i in range(100)], 128)),
         ],
         errors=[

@@ -24,7 +24,7 @@ def batched_transpose_weight_sf(
 
 def _replicated(exponents: Tensor, block_size: int, ue8m0_per_word: int) -> Tensor:
     """Exponents packed along the last dimension, each row repeated for the rows of its block."""
-    words = pack_exponents(exponents.reshape(-1, exponents.shape[-1]), ue8m0_per_word=ue8m0_per_word)
+    words = pack_exponents(exponents.flatten(0, -2), ue8m0_per_word=ue8m0_per_word)
     return words.view(*exponents.shape[:-1], words.shape[-1]).repeat_interleave(block_size, dim=-2)
 
 
