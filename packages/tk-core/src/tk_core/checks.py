@@ -15,6 +15,9 @@ from .errors import InvalidArgumentError, InvalidDtypeError
 VALIDATE = os.environ.get("TK_VALIDATE") == "1"
 """Whether checks look at the values of tensors on accelerators, which synchronizes."""
 
+# A private PyTorch guard; where a torch version lacks it, no transform is seen.
+_functorch_level = getattr(getattr(torch._C, "_functorch", None), "maybe_current_level", lambda: None)
+
 _COMPARABLE = (str, int, torch.dtype, type(None))
 
 
@@ -133,16 +136,24 @@ def finite_at_least(op: str, name: str, value: float, low: float) -> None:
         invalid(op, name, f"be finite and at least {low}", value)
 
 
-def _concrete(t: Tensor) -> bool:
-    """Whether the tensor has an address to look at: not while compiling, not fake, not on meta."""
-    if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter):
+def is_concrete(t: Tensor) -> bool:
+    """Whether a tensor has an address to look at: not while compiling or under vmap, not fake, not on meta."""
+    if torch.compiler.is_compiling() or _functorch_level() is not None or type(t) not in (Tensor, torch.nn.Parameter):
         return False
     return t.device.type != "meta" and t.layout == torch.strided and not t.is_nested
 
 
+def validates(t: Tensor) -> bool:
+    """Whether to look at the values of an argument: on a CPU, elsewhere only with ``TK_VALIDATE=1``.
+
+    On an accelerator it is a synchronization.
+    """
+    return is_concrete(t) and (t.device.type == "cpu" or VALIDATE)
+
+
 def disjoint(op: str, name: str, t: Tensor, other_name: str, other: Tensor) -> None:
     """Require that two tensors share no element."""
-    if _concrete(t) and _concrete(other) and _overlap(t, other):
+    if is_concrete(t) and is_concrete(other) and _overlap(t, other):
         invalid(op, name, f"not overlap {other_name}", "memory in common")
 
 
@@ -185,7 +196,7 @@ def distinct_elements(op: str, name: str, t: Tensor) -> None:
 
 def values_within(op: str, name: str, index: Tensor, low: int, high: int) -> None:
     """With ``TK_VALIDATE=1``, require ``low <= value < high`` of all elements. Reads them back, so not by default."""
-    if not VALIDATE or not _concrete(index) or not index.numel():
+    if not VALIDATE or not is_concrete(index) or not index.numel():
         return
     smallest, largest = int(index.min()), int(index.max())
     if smallest < low or largest >= high:

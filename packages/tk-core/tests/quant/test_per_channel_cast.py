@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tk_core import InvalidArgumentError, quant
+from tk_core import InvalidArgumentError, InvalidDtypeError, quant
 from tk_core.quant.per_channel_cast_fused import PER_CHANNEL_CAST_FUSED
 
 
@@ -132,3 +132,27 @@ def test_empty() -> None:
     assert turned.sf.shape == (0, 8)
     none = torch.zeros(0, dtype=torch.int32)
     assert quant.per_channel_cast_fused(torch.zeros(3, 8), "e4m3", 32, pos_to_token=none).data.shape == (0, 8)
+
+
+def test_gathered_rows_under_vmap():
+    x = torch.randn(3, 5, 16)
+    rows = torch.tensor([[0, -1, 4, 2], [1, 1, -1, 0], [3, 2, 1, 0]], dtype=torch.int32)
+
+    def cast(x, rows):
+        return tuple(quant.per_channel_cast_fused(x, "e4m3", 2, pos_to_token=rows))
+
+    q, sf = torch.func.vmap(cast)(x, rows)
+    for i in range(3):
+        want = cast(x[i], rows[i])
+        assert torch.equal(q[i].view(torch.uint8), want[0].view(torch.uint8))
+        assert torch.equal(sf[i], want[1])
+
+
+def test_gathered_rows_of_no_matrix():
+    rows = torch.zeros(2, dtype=torch.int32)
+    for x in (torch.tensor(1.0), torch.ones(3)):
+        with pytest.raises(InvalidArgumentError, match="x must have shape"):
+            quant.per_channel_cast_fused(x, "e4m3", 2, pos_to_token=rows)
+    for bad in (rows.to(torch.complex64), rows.float(), [0, 1]):
+        with pytest.raises(InvalidDtypeError, match="pos_to_token must be"):
+            quant.per_channel_cast_fused(torch.ones(3, 4), "e4m3", 2, pos_to_token=bad)

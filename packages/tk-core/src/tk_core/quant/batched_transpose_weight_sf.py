@@ -11,7 +11,6 @@ from .. import checks
 from ..formats import PACKED_DTYPE, TensorSpec, ceil_div
 from ..op import Operator
 from ..registry import layout
-from .scales import is_plain, validates
 
 _ALIGNMENT = 32
 
@@ -73,7 +72,7 @@ def batched_transpose_weight_sf(
     else:
         checks.same_length(op, "outs", outs, "sf", sf)
         flat = BATCHED_TRANSPOSE_WEIGHT_SF.into(_buffers(op, outs), *args)
-    if validates(sf[0]):
+    if checks.validates(sf[0]):
         _refuse_other_scales(op, sf)
     pairs = [(flat[2 * i], flat[2 * i + 1]) for i in range(len(sf))]
     return pairs if outs is None else [pair if out is None else out for pair, out in zip(pairs, outs)]
@@ -85,7 +84,7 @@ def _buffers(op: str, outs: Sequence[tuple[Tensor, Tensor] | None]) -> list[Tens
         if out is not None and (not isinstance(out, tuple) or len(out) != 2):
             checks.invalid(op, f"outs[{i}]", "be a pair of tensors or None", type(out).__name__)
         for j, buffer in enumerate((None, None) if out is None else out):
-            if buffer is not None and is_plain(buffer) and buffer.data_ptr() % _ALIGNMENT:
+            if buffer is not None and checks.is_concrete(buffer) and buffer.data_ptr() % _ALIGNMENT:
                 checks.invalid(
                     op, f"outs[{i}][{j}]", f"start at a multiple of {_ALIGNMENT} bytes", hex(buffer.data_ptr())
                 )

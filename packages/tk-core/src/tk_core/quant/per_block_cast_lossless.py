@@ -16,7 +16,6 @@ from .scales import (
     check_flags,
     check_quantized,
     split_quantized,
-    validates,
 )
 
 
@@ -90,7 +89,7 @@ def per_block_cast_lossless(
         device.ue8m0_per_word,
         device.sf_align_bytes,
     )
-    if validates(data):
+    if checks.validates(data):
         _refuse_nan_scales(op, result[1], use_packed_ue8m0)
     return QuantTensor(*result)
 

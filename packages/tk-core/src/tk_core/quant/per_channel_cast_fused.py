@@ -12,7 +12,7 @@ from ..formats import E4M3, TensorSpec, ceil_div
 from ..op import Operator
 from ..registry import layout
 from .amax_clamp import get_amax_clamp_for_quant
-from .scales import QuantTensor, check_plain, check_quantized, split, validates
+from .scales import QuantTensor, check_plain, check_quantized, split
 
 
 def per_channel_cast_fused(
@@ -64,22 +64,21 @@ def per_channel_cast_fused(
     data, x_sf = split(op, x)
     if (x_sf is None) != (num_per_channels is None):
         checks.invalid(op, "num_per_channels", "be given exactly when x is quantized", num_per_channels)
-    if pos_to_token is not None and validates(pos_to_token):
-        past = pos_to_token[pos_to_token >= data.shape[0]]
-        if past.numel():
-            checks.invalid(op, "pos_to_token", f"be less than T = {data.shape[0]}", int(past[0]))
-    return QuantTensor(
-        *PER_CHANNEL_CAST_FUSED(
-            data,
-            x_sf,
-            pos_to_token,
-            num_per_tokens,
-            0 if num_per_channels is None else num_per_channels,
-            round_sf,
-            get_amax_clamp_for_quant("e4m3", False),
-            layout(data.device.type).ue8m0_per_word,
-        )
+    result = PER_CHANNEL_CAST_FUSED(
+        data,
+        x_sf,
+        pos_to_token,
+        num_per_tokens,
+        0 if num_per_channels is None else num_per_channels,
+        round_sf,
+        get_amax_clamp_for_quant("e4m3", False),
+        layout(data.device.type).ue8m0_per_word,
     )
+    if pos_to_token is not None and checks.validates(pos_to_token) and pos_to_token.numel():
+        last = int(pos_to_token.max())
+        if last >= data.shape[0]:
+            checks.invalid(op, "pos_to_token", f"be less than T = {data.shape[0]}", last)
+    return QuantTensor(*result)
 
 
 def _check(

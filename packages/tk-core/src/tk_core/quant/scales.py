@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .. import checks
 from ..errors import InvalidDtypeError
@@ -175,16 +174,3 @@ def pair_of_buffers(
         checks.invalid(op, "out", "be a pair (data, sf), each a tensor or None", type(out).__name__)
     checks.excludes(op, "out[1]", out[1] is not None, "use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf)
     return out
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether a tensor holds data here and now: no tracing, no subclass without memory of its own."""
-    return not torch.compiler.is_compiling() and type(x) in (Tensor, Parameter)
-
-
-def validates(x: Tensor) -> bool:
-    """Whether to look at the values of arguments: always on a CPU, elsewhere only with ``TK_VALIDATE=1``.
-
-    On an accelerator it is a synchronization. Traced calls never look.
-    """
-    return is_plain(x) and (x.device.type == "cpu" or checks.VALIDATE)
