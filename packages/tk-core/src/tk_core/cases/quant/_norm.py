@@ -11,7 +11,7 @@ from ...formats import PACKED_DTYPE, ceil_div
 from ...reference.scales import dequantize, load_scales, quantize, store_scales
 from .._near import differs
 
-GROUPS = (32, 128)
+GROUPS = (32, 128, 24, 5, 2**40)
 """Channels per scale in the cases of the cast; where a shape does not tell which, it is the first."""
 
 CLAMP = 1e-4
@@ -48,9 +48,11 @@ class Quantized(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Channels per scale."""
+        """Channels per scale, at most those of a row."""
+        columns = self.q.shape[-1]
         per_word = {dtype: n for n, dtype in PACKED_DTYPE.items()}.get(self.sf.dtype, 1)
-        return next(g for g in GROUPS if ceil_div(ceil_div(self.q.shape[-1], g), per_word) == self.sf.shape[-1])
+        found = next(g for g in GROUPS if ceil_div(ceil_div(columns, g), per_word) == self.sf.shape[-1])
+        return min(found, columns)
 
     @property
     def flat(self) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,8 +61,23 @@ def _not_finite(form: Form, dtype: torch.dtype, **options: Any) -> Callable[[Mak
     return make
 
 
-def _misaligned(form: Form) -> Callable[[Maker], Call]:
-    return lambda m: form(m, m.randn(1 + 5 * 96, dtype=_BF16)[1:].view(5, 96))
+def _shifted(m: Maker, *shape: int, dtype: torch.dtype = _BF16) -> Tensor:
+    """Contiguous values that start one element past an allocation."""
+    return m.randn(1 + math.prod(shape), dtype=dtype)[1:].view(shape)
+
+
+def _misaligned(form: Form, *names: str, dtype: torch.dtype = _BF16) -> Callable[[Maker], Call]:
+    """Some tensors that start one element past an allocation, beside others that do not."""
+
+    def make(m: Maker) -> Call:
+        tensors = {
+            name: (_shifted if name in names else _rows)(m, *(() if name == "weight" else (5,)), 96, dtype=dtype)
+            for name in ("x", "weight", "residual", "residual_out")
+        }
+        made = form(m, tensors["x"], **{name: tensors[name] for name in ("residual", "residual_out")})
+        return Call((made.args[0], tensors["weight"], *made.args[2:]), made.kwargs)
+
+    return make
 
 
 def _shapes(form: Form) -> list[Sample]:
@@ -83,7 +99,20 @@ def _shapes(form: Form) -> list[Sample]:
         Sample("three dimensions with gaps, a residual with other gaps, a buffer for the sum", _strided(form)),
         Sample("the residual is the input itself", _twice(form)),
         Sample("rows with stride 0", lambda m: form(m, _rows(m, 1, 96).expand(5, 96), residual=_rows(m, 5, 96))),
-        Sample("base pointer not aligned to 16 bytes", _misaligned(form)),
+        *(
+            Sample(
+                f"base pointer of {' and '.join(names)} not aligned to 16 bytes, {dtype}",
+                _misaligned(form, *names, dtype=dtype),
+            )
+            for dtype in (_BF16, _FP32)
+            for names in (
+                ("x",),
+                ("weight",),
+                ("residual",),
+                ("residual_out",),
+                ("x", "weight", "residual", "residual_out"),
+            )
+        ),
         Sample("no rows", _residual(form, 0, 192)),
         Sample("no rows in a batch", _residual(form, 2, 0, 192)),
         Sample("NaN, Inf and zeros, bf16", _not_finite(form, _BF16, with_rstd=True)),
@@ -281,6 +310,13 @@ CASES = {
             Sample("groups of 32", lambda m: _cast(m, _rows(m, 33, 192), with_out_bf16=True)),
             Sample("column-major packed, 6 groups", _residual(_cast, 33, 192, with_out_bf16=True, **_PACKED)),
             Sample("groups of 128", lambda m: _cast(m, _rows(m, 9, 384), npc=128, with_out_bf16=True)),
+            Sample("groups of 24", lambda m: _cast(m, _rows(m, 9, 192), npc=24, with_out_bf16=True)),
+            Sample("groups of 5, packed", lambda m: _cast(m, _rows(m, 9, 192), npc=5, with_out_bf16=True, **_PACKED)),
+            *(
+                Sample(f"a group far wider than {n} channels", _residual(_cast, 3, n, npc=2**40, with_out_bf16=True))
+                for n in (37, 192, 7168)
+            ),
+            Sample("a group far wider than the row, packed", _residual(_cast, 3, 192, npc=2**40, **_PACKED)),
             Sample("rounded", lambda m: _cast(m, _rows(m, 9, 192), with_out_bf16=True, round_sf=True)),
             Sample("column-major", lambda m: _cast(m, _rows(m, 9, 192), use_tma_aligned_col_major_sf=True)),
             Sample("row-major packed", lambda m: _cast(m, _rows(m, 9, 192), round_sf=True, use_packed_ue8m0=True)),
