@@ -32,6 +32,9 @@ PEAKS = {
     "cube cores": Peak(32, "cores", "cube_core_cnt in CANN's platform_config Ascend950PR_958x.ini"),
     "clock": Peak(1.65e9, "1/s", "vec_freq and cube_freq in CANN's platform_config Ascend950PR_958x.ini"),
     "vector issue": Peak(1, "instructions/cycle", "one vector instruction per cycle and vector core"),
+    "SIMT accesses": Peak(
+        32, "accesses/cycle", "assumed, as no figure is public: one warp's load or store per cycle and vector core"
+    ),
     "UB": Peak(248 * 1024, "bytes", "TileLang's capacity check; 216 KiB with SIMT regions"),
 }
 
@@ -46,10 +49,11 @@ def report(lowered: Lowered, shapes: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         A JSON-like dict. ``launches``: for each kernel ``bytes`` by pipe, ``vector_instructions`` and their number
-        ``per_byte`` of global memory (those of the ``simt_regions`` of its source are not counted), ``ub`` bytes used
-        and available, ``buffering`` (how many tiles can be in flight on the way in) and ``seconds`` by limit.
-        ``bound``: the limit, the time, and the GB/s of useful traffic, that is of the bytes of all tensor parameters,
-        that it allows. ``peaks``: the constants and their sources.
+        ``per_byte`` of global memory, ``simt``: loads and stores of the threads of its ``simt_regions`` (as compiled
+        for the CPU; arithmetic is not counted) and their number per byte, threads and barriers, ``ub`` bytes used and
+        available, ``buffering`` (how many tiles can be in flight on the way in) and ``seconds`` by limit.
+        ``bound``: what it ``assumes`` beside documented peaks, the limit, the time, and the GB/s of useful traffic,
+        that is of the bytes of all tensor parameters, that it allows. ``peaks``: the constants and their sources.
 
     Raises:
         ValueError: a parameter has no shape or value.
@@ -60,13 +64,16 @@ def report(lowered: Lowered, shapes: Mapping[str, Any]) -> dict[str, Any]:
     by_name = {launch.kernel: launch for launch in lowered.launches}
     counts = list(run_counted(lowered, arguments, Options()))
     launches = [_launch_report(lowered, by_name[c.kernel.name], c) for c in counts]
-    totals = {limit: sum(launch["seconds"][limit] for launch in launches) for limit in ("memory", "vector", "cube")}
+    totals = {
+        limit: sum(launch["seconds"][limit] for launch in launches) for limit in ("memory", "vector", "simt", "cube")
+    }
     # Launches follow each other; within one, the limits overlap when there are at least two buffers.
     seconds = sum(launch["seconds"]["bound"] for launch in launches)
     return {
         "name": lowered.name,
         "launches": launches,
         "bound": {
+            "assumes": PEAKS["SIMT accesses"].source if totals["simt"] else None,
             "limit": max(totals, key=totals.__getitem__),
             "seconds": seconds,
             "useful_bytes": useful,
@@ -109,6 +116,12 @@ def _launch_report(lowered: Lowered, launch: Launch, counts: Counts) -> dict[str
         "simt_regions": len(re.findall(r"\basc_vf_call<", body)),
         "vector_instructions": counts.vector_instructions,
         "vector_instructions_per_byte": counts.vector_instructions / global_bytes if global_bytes else None,
+        "simt": {
+            **{f"{memory}_{direction}": number for (memory, direction), number in counts.simt_accesses.items()},
+            "accesses_per_byte": sum(counts.simt_accesses.values()) / global_bytes if global_bytes else None,
+            "threads": counts.simt_threads,
+            "barriers": counts.simt_barriers,
+        },
         "multiplications": counts.multiplications,
         "ub": {"used": launch.ub_bytes, "available": counts.kernel.ub_bytes},
         "buffering": buffering,
@@ -117,17 +130,18 @@ def _launch_report(lowered: Lowered, launch: Launch, counts: Counts) -> dict[str
 
 
 def _seconds(counts: Counts, global_bytes: int, buffering: int) -> dict[str, float]:
-    """Least times by limit. SIMT instructions are not counted, as their issue rate is not documented."""
+    """Least times by limit; that of SIMT covers loads and stores alone, at the assumed rate of ``PEAKS``."""
     mixed = counts.kernel.kind == 2
     vector_cores = min(counts.blocks * (2 if mixed else 1), PEAKS["vector cores"].value)
     cube_cores = min(counts.blocks, PEAKS["cube cores"].value)
     clock = PEAKS["clock"].value
     memory = global_bytes / PEAKS["memory"].value
     vector = counts.vector_instructions / (vector_cores * clock * PEAKS["vector issue"].value)
+    simt = sum(counts.simt_accesses.values()) / (vector_cores * clock * PEAKS["SIMT accesses"].value)
     # The unit multiplies 16 by 16 by 16 numbers of 16 bits in a cycle.
     cube = counts.multiplications / (cube_cores * clock * 16**3)
-    bound = max(memory, vector, cube) if buffering > 1 else memory + max(vector, cube)
-    return {"memory": memory, "vector": vector, "cube": cube, "bound": bound}
+    bound = max(memory, vector, simt, cube) if buffering > 1 else memory + max(vector, simt, cube)
+    return {"memory": memory, "vector": vector, "simt": simt, "cube": cube, "bound": bound}
 
 
 def _body(source: str, kernel: str) -> str:

@@ -236,6 +236,19 @@ def test_report(lowered):
     assert all(peak["source"] for peak in result["peaks"].values())
     json.dumps(result)
 
+    assert launch["simt"]["threads"] == 0
+    assert bound["assumes"] is None
+
+    result = inspect.report(lowered["simt_scale"], {"x": (N,), "y": (N,)})
+    (launch,) = result["launches"]
+    simt = launch["simt"]
+    assert (simt["local_read"], simt["local_written"]) == (N, N)
+    assert (simt["global_read"], simt["global_written"], simt["barriers"]) == (0, 0, 0)
+    assert simt["threads"] == 256 * N // BLOCK
+    assert simt["accesses_per_byte"] == 2 / 8
+    assert launch["seconds"]["simt"] == pytest.approx(2 * N / 32 / (CORES * 1.65e9))
+    assert result["bound"]["assumes"].startswith("assumed")
+
     result = inspect.report(lowered["matmul_relu"], {"a": (64, 128), "b": (64, 128), "c": (64, 64)})
     (launch,) = result["launches"]
     assert launch["multiplications"] == 64 * 64 * 128

@@ -91,7 +91,8 @@ def runtime() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     loaded.emu_bind.restype = ctypes.c_void_p
     loaded.emu_report.restype = loaded.emu_note.restype = ctypes.c_char_p
-    for name in ("emu_traffic", "emu_vector_instructions", "emu_multiplications"):
+    counters = ("traffic", "vector_instructions", "multiplications", "simt_accesses", "simt_threads", "simt_barriers")
+    for name in (f"emu_{counter}" for counter in counters):
         getattr(loaded, name).restype = ctypes.c_uint64
     loaded.emu_report_count.restype = loaded.emu_note_count.restype = ctypes.c_size_t
     return loaded

@@ -165,13 +165,17 @@ def _run_lowered(lowered: Lowered, arguments: Sequence[Argument], options: Optio
 @dataclass(frozen=True)
 class Counts:
     """What one launch did: bytes by ``(pipe, memory, direction)``, memory being "global" or "local", and direction
-    "read" or "written"; vector instructions; products of the matrix unit."""
+    "read" or "written"; vector instructions; products of the matrix unit; accesses of SIMT threads by
+    ``(memory, direction)``, an atomic update being one written, with the threads and the barriers they passed."""
 
     kernel: Kernel
     blocks: int
     traffic: dict[tuple[str, str, str], int]
     vector_instructions: int
     multiplications: int
+    simt_accesses: dict[tuple[str, str], int]
+    simt_threads: int
+    simt_barriers: int
     notes: tuple[str, ...]
 
 
@@ -322,7 +326,21 @@ def _run_kernel(
             for written, direction in enumerate(("read", "written"))
         }
         notes = tuple(native.emu_note(i).decode() for i in range(native.emu_note_count()))
-        return Counts(kernel, blocks, traffic, native.emu_vector_instructions(), native.emu_multiplications(), notes)
+        return Counts(
+            kernel,
+            blocks,
+            traffic,
+            native.emu_vector_instructions(),
+            native.emu_multiplications(),
+            {
+                (memory, direction): native.emu_simt_accesses(is_global, written)
+                for is_global, memory in enumerate(("local", "global"))
+                for written, direction in enumerate(("read", "written"))
+            },
+            native.emu_simt_threads(),
+            native.emu_simt_barriers(),
+            notes,
+        )
 
 
 def _cell(kernel: Kernel, parameter: Parameter, argument: Argument, addresses: dict[int, int]) -> Any:

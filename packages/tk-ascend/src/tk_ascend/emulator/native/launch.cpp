@@ -257,7 +257,8 @@ void emu_launch(const Launch *request) {
   settings = {launch->kernel, launch->mode, launch->check_vector_order != 0};
   random_source.seed(launch->seed);
   std::memset(traffic, 0, sizeof traffic);
-  vector_instructions = multiplications = 0;
+  std::memset(simt_accesses, 0, sizeof simt_accesses);
+  vector_instructions = multiplications = simt_threads = simt_barriers = 0;
   clear_accesses();
   cores_per_block = launch->kind == 2 ? 3 : 1;
   history.assign(static_cast<size_t>(launch->blocks) * cores_per_block * pipe_count, {});
@@ -298,6 +299,9 @@ void emu_launch(const Launch *request) {
 // Bytes that a pipe read from or wrote to global memory or the memories of cores, in the last launch.
 uint64_t emu_traffic(int pipe, int global, int written) { return traffic[pipe][global][written]; }
 uint64_t emu_vector_instructions() { return vector_instructions; }
+uint64_t emu_simt_accesses(int global, int written) { return simt_accesses[global][written]; }
+uint64_t emu_simt_threads() { return simt_threads; }
+uint64_t emu_simt_barriers() { return simt_barriers; }
 uint64_t emu_multiplications() { return multiplications; }
 
 size_t emu_report_count() { return reports.size(); }

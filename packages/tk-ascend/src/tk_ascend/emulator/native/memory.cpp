@@ -20,6 +20,7 @@ uint8_t *arena = nullptr;
 std::deque<Region> global;
 std::vector<std::vector<const char *>> history;
 uint64_t traffic[pipe_count][2][2];
+uint64_t simt_accesses[2][2], simt_threads, simt_barriers;
 std::mt19937_64 random_source;
 Core *core = nullptr;
 int current_pipe = PIPE_S;
@@ -287,6 +288,7 @@ Region *access(const void *address, size_t bytes, Kind kind, const char *instruc
     return nullptr;
   }
   traffic[current_pipe][region->core < 0][kind != Kind::read] += bytes;
+  if (thread >= 0) ++simt_accesses[region->core < 0][kind != Kind::read];
   if (settings.mode == fast) return region;
   record(*region, *offset, *offset + bytes, kind, instruction);
   if (thread >= 0) record_threads(*region, *offset, *offset + bytes, kind, instruction);

@@ -152,6 +152,8 @@ extern std::deque<Region> global;
 extern std::vector<std::vector<const char *>> history; // names of operations, by actor and epoch
 // Bytes by pipe, by whether they are in global memory, and by whether they are written.
 extern uint64_t traffic[pipe_count][2][2];
+// Accesses by SIMT threads, indexed as above without the pipe; threads run; barriers, once for each thread.
+extern uint64_t simt_accesses[2][2], simt_threads, simt_barriers;
 extern std::mt19937_64 random_source;
 
 // What runs now.

@@ -86,6 +86,7 @@ bool release_barrier() {
 
 void run_threads(dim3 shape, const std::function<void()> &body) {
   size_t count = static_cast<size_t>(shape.x) * shape.y * shape.z;
+  simt_threads += count;
   blockDim = shape;
   thread_body = &body;
   in_vector_function = false;
@@ -104,7 +105,10 @@ void run_threads(dim3 shape, const std::function<void()> &body) {
   }
 }
 
-void sync_threads() { suspend(ThreadState::at_barrier); }
+void sync_threads() {
+  ++simt_barriers;
+  suspend(ThreadState::at_barrier);
+}
 
 [[gnu::noinline]] Warp meet(uint64_t value) {
   int self = thread;
