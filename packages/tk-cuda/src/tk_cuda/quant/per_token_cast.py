@@ -64,8 +64,9 @@ def _build(*key: Any) -> Any:
         """Each holder writes the scales of one row in ``holders``."""
         for s in T.unroll(kept):
             row = row0 + s * holders + lane % holders
-            at = column // (4 * k.group if k.packed else k.group)
-            if s * holders + lane % holders < k.rows and row < last and column < k.columns:
+            first = column - lane % holders * VECTOR  # of the group, which may end before the holder's own columns
+            at = first // (4 * k.group if k.packed else k.group)
+            if s * holders + lane % holders < k.rows and row < last and first < k.columns:
                 T.call_extern("handle", scale.put, T.access_ptr(sf[at, row] if k.padded else sf[row, at], "w"), keep[s])
 
     @T.macro
@@ -104,8 +105,9 @@ def _build(*key: Any) -> Any:
                         group_amax(amax)
                         code[0] = scale.code(T.max(amax[0], T.reinterpret("uint32", clamp)))
                     if k.packed:
-                        byte = (column0 + i * step) // k.group % 4 * 8
-                        if column0 + i * step < k.columns:
+                        group = (column0 + i * step) // k.group
+                        byte = group % 4 * 8
+                        if group * k.group < k.columns:
                             stored[0] = T.bitwise_or(stored[0], T.shift_left(code[0], T.Cast("uint32", byte)))
                     elif k.part in ("all", "sf"):
                         stored[0] = scale.stored(code[0])

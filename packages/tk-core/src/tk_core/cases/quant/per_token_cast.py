@@ -51,6 +51,10 @@ def _plain(
     return Sample(why, lambda m: call(m.randn(rows, columns, dtype=dtype), fmt, n, **flags), level)
 
 
+_MANY: list[tuple[int, Level]] = [(515, "quick"), (16387, "full")]
+"""Rows of which a thread takes several."""
+
+
 def _shapes() -> list[Sample]:
     """Every vector width, every tail, no and one token."""
     shapes = [
@@ -72,6 +76,22 @@ def _shapes() -> list[Sample]:
         _plain(f"{k} columns, odd, {_dtype(d)}", 3, k, "e4m3", 32, d) for k in (1, 35, 129) for d in (BF16, FP32)
     ]
     samples.append(Sample("no column", lambda m: call(m.randn(3, 0), "e4m3", 32)))
+    # Many rows, so that a thread takes several, and a last group of one vector: fewer columns than rows of a thread.
+    samples += [
+        _plain(
+            f"a last group of two columns in {m} rows, {name}, e2m1 in groups of {n}",
+            m,
+            k,
+            "e2m1",
+            n,
+            BF16,
+            level,
+            **flags,
+        )
+        for m, level in _MANY
+        for n, k in ((32, 290), (128, 514))
+        for name, flags in (("row-major", {}), ("packed column-major", FLAGS["packed column-major"]))
+    ]
     return samples
 
 
