@@ -8,7 +8,10 @@ import sys
 import pytest
 import torch
 
+import tk_core
 from tk_core.bench import adapters, first_call, records, runner, worker
+from tk_core.cases import Maker, cases_of
+from tk_core.conformance.engine import specified
 from tk_core.errors import InvalidArgumentError
 from tk_core.registry import ReferenceBackend
 
@@ -73,6 +76,20 @@ def test_a_wrong_candidate_says_so_and_is_never_the_best_other(monkeypatch):
     rows = _run(runner.Bench(ReferenceBackend(), ["torch"]))
     assert rows[1]["against_reference"].startswith("differs: ")
     assert records.best_other(rows, rows[0]) is None
+
+
+def test_what_is_unspecified_in_results_is_not_compared():
+    cases = cases_of("quant.swiglu_forward")
+    calls = (sample.make(Maker(torch.device("cpu"), ReferenceBackend().layout)) for sample in cases.samples)
+    for call in calls:
+        result = tk_core.quant.swiglu_forward(*call.args, **call.kwargs)
+        [specified_part] = specified(cases, call, [torch.ones_like(result)])
+        if specified_part.any() and not specified_part.all():  # some rows are valid, others are not
+            break
+    expected = specified(cases, call, [result])
+    other_garbage = torch.where(specified_part != 0, result, 7.0)
+    assert runner._verdict(cases, call, expected, [other_garbage]) == "equal"
+    assert runner._verdict(cases, call, expected, [other_garbage + 1]).startswith("differs: ")
 
 
 def test_a_candidate_that_cannot_run_is_a_row_with_its_reason(monkeypatch):

@@ -17,7 +17,7 @@ from .. import registry
 from ..backend import Backend
 from ..cases import Call, Cases, Maker, Point, bytes_of, cases_of, tensors_in
 from ..conformance.compare import mismatches
-from ..conformance.engine import device_of, public_function
+from ..conformance.engine import device_of, public_function, specified
 from .adapters import Adapter, adapter
 from .timing import Clock, Spread, clock_of
 from .worker import Worker, WorkerError
@@ -82,11 +82,14 @@ def _expected(op: str, cases: Cases, point: Point, backend: Backend) -> list[Ten
     arguments = point.make(Maker(device_of(backend), backend.layout))
     with registry.use_backend(registry.ReferenceBackend(backend.layout)):
         returned = public_function(op)(*arguments.args, **arguments.kwargs)
-    return tensors_in(returned) + cases.written(arguments)
+    return specified(cases, arguments, tensors_in(returned) + cases.written(arguments))
 
 
-def _verdict(cases: Cases, expected: list[Tensor], got: list[Tensor]) -> str:
-    wrong = mismatches(expected, _in_layout_of(expected, got), cases.tolerance)
+def _verdict(cases: Cases, arguments: Call, expected: list[Tensor], got: list[Tensor]) -> str:
+    got = _in_layout_of(expected, got)
+    if [t.shape for t in got] == [t.shape for t in expected]:
+        got = specified(cases, arguments, got)
+    wrong = mismatches(expected, got, cases.tolerance)
     return f"differs: {wrong[0]}"[:300] if wrong else "equal"
 
 
@@ -149,7 +152,7 @@ class Bench:
         with registry.use_backend(self.backend):
             candidates = [c for a in self.adapters if (c := self._here(a, op, cases, makers, expected)) is not None]
             for worker in self.workers:
-                candidate = self._there(worker, op, cases, point, sets, expected)
+                candidate = self._there(worker, op, cases, point, first, sets, expected)
                 candidates += [] if candidate is None else [candidate]
             for turn in range(ROUNDS):
                 for candidate in candidates if turn % 2 == 0 else reversed(candidates):
@@ -173,11 +176,11 @@ class Bench:
         except Exception as error:  # a candidate that cannot run this point is a row with its reason
             candidate.error = _first_line(error)
         else:
-            candidate.checked = _verdict(cases, expected, got)
+            candidate.checked = _verdict(cases, makers[0], expected, got)
         return candidate
 
     def _there(
-        self, worker: Worker, op: str, cases: Cases, point: Point, sets: int, expected: list[Tensor]
+        self, worker: Worker, op: str, cases: Cases, point: Point, first: Call, sets: int, expected: list[Tensor]
     ) -> Candidate | None:
         """A candidate in a process of its own."""
         try:
@@ -187,7 +190,7 @@ class Bench:
         except WorkerError as error:
             return Candidate(worker.NAME, "", worker.time, error=str(error))
         try:
-            candidate.checked = _verdict(cases, expected, [t.to(self.device) for t in worker.results()])
+            candidate.checked = _verdict(cases, first, expected, [t.to(self.device) for t in worker.results()])
         except WorkerError as error:
             candidate.error = str(error)
         return candidate

@@ -56,7 +56,11 @@ def _synchronize(device: torch.device) -> None:
 
 def _results(cases: Cases, arguments: Call, returned: Any) -> list[Tensor]:
     """Everything that a call computes: what it returned, then what it wrote in place."""
-    results = tensors_in(returned) + cases.written(arguments)
+    return specified(cases, arguments, tensors_in(returned) + cases.written(arguments))
+
+
+def specified(cases: Cases, arguments: Call, results: list[Tensor]) -> list[Tensor]:
+    """The results of a call without what is unspecified in them, which becomes zero in copies."""
     if cases.unspecified is not None:
         results = [r.clone() if r.is_contiguous() else _clone_strided(r) for r in results]
         cases.unspecified(arguments, results)
