@@ -1,7 +1,7 @@
 """What limits a lowered kernel: bytes by pipe, vector instructions, UB and buffering, against the device's peaks.
 
 The counts come from one run in the emulator at the sizes given, so they are exact for these; the times are bounds
-that no schedule can beat, not predictions.
+that no schedule can beat, not predictions: those of SIMT regions under the assumption that ``PEAKS`` states.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ PEAKS = {
     "cube cores": Peak(32, "cores", "cube_core_cnt in CANN's platform_config Ascend950PR_958x.ini"),
     "clock": Peak(1.65e9, "1/s", "vec_freq and cube_freq in CANN's platform_config Ascend950PR_958x.ini"),
     "vector issue": Peak(1, "instructions/cycle", "one vector instruction per cycle and vector core"),
-    "SIMT accesses": Peak(
-        32, "accesses/cycle", "assumed, as no figure is public: one warp's load or store per cycle and vector core"
-    ),
+    "SIMT accesses": Peak(32, "accesses/cycle", "assumed: one warp's load or store per cycle and vector core"),
     "UB": Peak(248 * 1024, "bytes", "TileLang's capacity check; 216 KiB with SIMT regions"),
 }
 
