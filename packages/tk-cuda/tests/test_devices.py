@@ -168,7 +168,7 @@ def test_scales_that_no_byte_can_hold_are_nan_and_never_truncated() -> None:
         ((sf0, sf1),) = tk_core.quant.batched_transpose_weight_sf([sf], 32, [False])
         assert [word.to_bytes(4, "little", signed=True) for word in sf0[32].tolist()] == [bytes([127, 127, 255, 127])]
         assert [word.to_bytes(4, "little", signed=True) for word in sf1[64].tolist()] == [bytes([127, 255, 127, 127])]
-        x = torch.zeros(4, 64, dtype=torch.int8, device="cuda"), sf[:, 1:3].contiguous()
+        x = torch.zeros(4, 32, dtype=torch.int8, device="cuda"), sf[:, 1:3].contiguous()  # two e2m1 in a byte
         made = tk_core.quant.per_block_cast_lossless(x, "e4m3", (1, 32), (1, 64))
         assert made.sf.isnan().flatten().tolist() == [False, True, False, False]
 
