@@ -151,6 +151,11 @@ class Vector:
         def len_of(local: Any) -> int:
             return int(local.shape[0])
 
+        def scales(codes: Any) -> bool:
+            """Whether the encoder scales: the factor of an e4m3 scale can take a power of two that it needs."""
+            plain = k.fmt == "e2m1" and k.mode == "e4m3" and k.x_kind < 0 and k.part != "data" and not k.stochastic
+            return plain and len_of(codes) == 1
+
         @T.macro
         def fetch(
             x: Any, x_sf: Any, raw: Any, input_sf: Any, at: Any, row: Any, column: Any, rows: Any, s0: Any, s1: Any
@@ -223,19 +228,26 @@ class Vector:
             for j in T.unroll(VECTOR):
                 if k.x_kind >= 0:
                     v[j] = T.ieee_mul(v[j], T.ieee_mul(input_sf[at * factors + j % factors], inv[j % len_of(codes)]))
-                else:
+                elif not scales(codes):
                     v[j] = T.ieee_mul(v[j], inv[j % len_of(codes)])
-            quad = T.Cast("uint32", column // 4)
-            T.call_extern(
-                "handle",
-                encode,
-                T.access_ptr(to[0], "w", 3),
-                T.access_ptr(v[0], "r", VECTOR),
-                quad,
+            saturate = (
                 T.call_extern("bool", f"tk_are_coarse<{len_of(codes)}>", T.access_ptr(codes[0], "r", len_of(codes)))
                 if k.mode == "e4m3" and k.part != "data"
-                else T.bool(k.part == "data"),
+                else T.bool(k.part == "data")
             )
+            if scales(codes):
+                to[0] = T.call_extern(
+                    "uint32", "tk_scaled_e2m1x8", T.access_ptr(v[0], "r", VECTOR), inv[0], saturate
+                )
+            else:
+                T.call_extern(
+                    "handle",
+                    encode,
+                    T.access_ptr(to[0], "w", 3),
+                    T.access_ptr(v[0], "r", VECTOR),
+                    T.Cast("uint32", column // 4),
+                    saturate,
+                )
 
         @T.macro
         def write(

@@ -23,6 +23,8 @@ from ..tile.function import prim_func
 _ROWS = 8
 """The most vectors of 16 bytes that a thread holds."""
 _THREADS = 256
+_SF_THREADS = 64
+"""Threads of a thread block that only reads: 11% faster than 256 for blocks of 32 x 32."""
 _THREADS_PER_SM = 1024
 """Threads that a multiprocessor shall hold: with eight vectors each, enough bytes are on their way."""
 _SIZE = {"bfloat16": 2, "float32": 4}
@@ -53,8 +55,8 @@ class _Key(NamedTuple):
     threads: int
 
 
-def tiling(block_rows: int, block_columns: int, per_vector: int) -> tuple[int, int]:
-    """Vectors that a thread holds (0: the blocks do not suit) and threads of a thread block."""
+def tiling(block_rows: int, block_columns: int, per_vector: int, wanted: int = _THREADS) -> tuple[int, int]:
+    """Vectors that a thread holds (0: the blocks do not suit) and threads of a thread block, ``wanted`` if possible."""
     lanes, odd = divmod(block_columns, per_vector)
     if odd or lanes not in (1, 2, 4, 8, 16, 32) or block_rows % (32 // lanes):
         return 0, 32 if block_rows * block_columns <= 2048 else _THREADS
@@ -63,7 +65,7 @@ def tiling(block_rows: int, block_columns: int, per_vector: int) -> tuple[int, i
     threads = vectors // rows * 32
     if threads > 1024:
         return 0, _THREADS
-    return rows, threads * max(_THREADS // threads, 1)
+    return rows, threads * max(wanted // threads, 1)
 
 
 def _build(*key: Any) -> Any:
@@ -345,7 +347,7 @@ def _launcher(
     x: Tensor, out: Tensor | None, sf: Tensor, fmt: str, block: tuple[int, int], part: str, rounded: bool, packed: bool
 ) -> Any:
     block = access.bounded(block[0], x.shape[0]), access.bounded(block[1], x.shape[1])
-    rows, threads = tiling(*block, 16 // x.element_size())
+    rows, threads = tiling(*block, 16 // x.element_size(), _SF_THREADS if part == "sf" else _THREADS)
     key = _Key(
         x.dtype,
         fmt,

@@ -21,6 +21,8 @@ from ..tile.function import prim_func
 from . import _swiglu
 
 _ROWS, _COLUMNS, _THREADS = 128, 64, 256
+_BLOCKS_PER_SM = 4
+"""Thread blocks that a multiprocessor shall hold at least, where their registers are few enough."""
 
 _SOURCE = (
     _swiglu.SOURCE
@@ -185,6 +187,8 @@ def _build(*key: Any) -> Any:
     def swiglu_channels(x: Any, out: Any, sf: Any, clamp: Any, clamp_min: Any, blocks: Any) -> None:
         with T.Kernel(blocks, threads=_THREADS) as block:
             T.import_source(source)
+            if k.dtype == "bfloat16":
+                T.annotate_min_blocks_per_sm(_BLOCKS_PER_SM)
             T.call_extern(
                 "handle",
                 "tk_swiglu_channels<TkChannelShape>",

@@ -172,33 +172,37 @@ TK_FN unsigned tk_e2m1_soft(float v) {
 }
 TK_FN unsigned tk_e2m1x2(float lo, float hi) { return tk_e2m1_soft(lo) | tk_e2m1_soft(hi) << 4; }
 
-// A magnitude up to 6 rounded to e2m1, times 2^-6: an e4m3 whose bits 4..2 are the code.
+// A magnitude up to 6, rounded to e2m1; both times 2^-6. The result is an e4m3 whose bits 4..2 are the code.
 TK_FN float tk_e2m1_as_e4m3(float v) {
-  const float m = tk_float(tk_bits(fmaxf(fabsf(v), 1.0f)) & 0x7f800000u);
-  const float w = __fmaf_rn(m, 0x1.8p22f, v);       // rounds v to one mantissa bit, multiples of 0.5 below 1
-  const float d = __fmaf_rn(m, 0x1.8p22f, -w);      // minus the rounded value, exact; +0 where it is zero
+  const float m = tk_float(tk_bits(fmaxf(fabsf(v), 0x1p-6f)) & 0x7f800000u);
+  const float w = __fmaf_rn(m, 0x1.8p22f, v);  // rounds v to one mantissa bit, multiples of 0.5 below 1
+  const float d = __fmaf_rn(m, 0x1.8p22f, -w);  // minus the rounded value, exact; +0 where it is zero
   // -d is -0 for zero, so adding a trace of v gives every zero the sign of v and changes nothing else.
-  return __fmaf_rn(v, 0x1p-34f, -d) * 0x1p-6f;
+  return __fmaf_rn(v, 0x1p-34f, -d);
 }
-// Eight values to eight codes, element 0 in the low nibble. `saturate` says whether magnitudes can reach 7, which
-// rounds to 8.
-TK_FN unsigned tk_e2m1x8(const float* x, bool saturate) {
+// Eight values times `factor`, a power of two times at least 2^-120, to eight codes, element 0 in the low nibble.
+// `saturate` says whether magnitudes can reach 7, which rounds to 8.
+TK_FN unsigned tk_scaled_e2m1x8(const float* x, float factor, bool saturate) {
 #if defined(TK_HAS_FP4)
+  float v[8];
   unsigned out;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = __fmul_rn(x[i], factor);
   asm("{ .reg .b8 a, b, c, d;\n"
       "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\ncvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n"
       "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;\ncvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n"
       "mov.b32 %0, {a, b, c, d}; }"
       : "=r"(out)
-      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "f"(x[4]), "f"(x[5]), "f"(x[6]), "f"(x[7]));
+      : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
   return out;
 #elif defined(TK_HAS_FP8) || !defined(__CUDA_ARCH__)
+  const float small = __fmul_rn(factor, 0x1p-6f);
   float r[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) r[i] = x[i];
+  for (int i = 0; i < 8; ++i) r[i] = __fmul_rn(x[i], small);
   if (saturate) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) r[i] = fmaxf(fminf(r[i], 6.0f), -6.0f);
+    for (int i = 0; i < 8; ++i) r[i] = fmaxf(fminf(r[i], 0x1.8p-4f), -0x1.8p-4f);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) r[i] = tk_e2m1_as_e4m3(r[i]);
@@ -209,10 +213,14 @@ TK_FN unsigned tk_e2m1x8(const float* x, bool saturate) {
 #else
   unsigned out = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) out |= tk_e2m1x2(x[2 * i], x[2 * i + 1]) << (8 * i);
+  for (int i = 0; i < 4; ++i) {
+    out |= tk_e2m1x2(__fmul_rn(x[2 * i], factor), __fmul_rn(x[2 * i + 1], factor)) << (8 * i);
+  }
   return out;
 #endif
 }
+// Eight values to eight codes, element 0 in the low nibble. `saturate` as above.
+TK_FN unsigned tk_e2m1x8(const float* x, bool saturate) { return tk_scaled_e2m1x8(x, 1.0f, saturate); }
 // Eight values of at most eight significant bits and at most 6: bf16 times a power of two. As fp16 times 2^-14, so that
 // 1.0 is the smallest normal number, they are exact from 2^-2 on, and bits 11..9 of their patterns, rounded, are codes.
 TK_FN unsigned tk_e2m1x8_short(const float* x) {

@@ -3,8 +3,9 @@
 A block of 256 threads moves a tile of 128 columns by as many rows as make 128 bytes of a transposed row (32 words).
 Each thread loads four 16-byte vectors, transposes in registers until every 32-bit word holds consecutive rows of one
 column, and passes the words through shared memory; it then stores four 16-byte vectors of transposed rows. The word of
-column ``c`` and row word ``r`` lies at ``33 c + 4 (c / 32) + r``, which spreads both directions over all banks. Rows
-or pointers that are not aligned to 16 bytes are accessed in narrower pieces.
+column ``c`` and row word ``r`` lies at ``33 c + 4 (c / 32) + r``, which spreads both directions over all banks.
+Neighbouring blocks take tiles one below the other, so that what they write together is contiguous: 6% faster than the
+other order. Rows or pointers that are not aligned to 16 bytes are accessed in narrower pieces.
 """
 
 from __future__ import annotations
@@ -123,20 +124,20 @@ def _build(dtype: str, batched: bool, load_width: int, store_width: int) -> Any:
 
     def transpose(x: Any, out: Any) -> None:
         with T.Kernel(T.ceildiv(rows, tile_rows) * T.ceildiv(columns, _COLUMNS), threads=_THREADS) as block:
-            across = T.alloc_var("int32", init=T.ceildiv(columns, _COLUMNS))
-            move_tile(x, out, (), T.truncdiv(block, across) * tile_rows, T.truncmod(block, across) * _COLUMNS)
+            down = T.alloc_var("int32", init=T.ceildiv(rows, tile_rows))
+            move_tile(x, out, (), T.truncmod(block, down) * tile_rows, T.truncdiv(block, down) * _COLUMNS)
 
     def batched_transpose(x: Any, out: Any) -> None:
         with T.Kernel(batch * T.ceildiv(rows, tile_rows) * T.ceildiv(columns, _COLUMNS), threads=_THREADS) as block:
             across = T.alloc_var("int32", init=T.ceildiv(columns, _COLUMNS))
             down = T.alloc_var("int32", init=T.ceildiv(rows, tile_rows))
-            line = T.alloc_var("int32", init=T.truncdiv(block, across))
+            line = T.alloc_var("int32", init=T.truncdiv(block, down))
             move_tile(
                 x,
                 out,
-                (T.truncdiv(line, down),),
-                T.truncmod(line, down) * tile_rows,
-                T.truncmod(block, across) * _COLUMNS,
+                (T.truncdiv(line, across),),
+                T.truncmod(block, down) * tile_rows,
+                T.truncmod(line, across) * _COLUMNS,
             )
 
     if batched:
