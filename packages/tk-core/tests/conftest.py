@@ -7,9 +7,11 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from tk_core import op
 
 
 @pytest.fixture
@@ -41,3 +43,12 @@ def python(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[
         )
 
     return run
+
+
+@pytest.fixture
+def planning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plan calls on the CPU as on a device, from nothing."""
+    monkeypatch.setattr(op, "_plan_on_cpu", True)
+    op.forget_plans()
+    yield
+    op.forget_plans()

@@ -173,9 +173,7 @@ def test_a_missing_tensor_is_an_error_not_a_crash(bad):
         per_token_cast(bad, "e4m3", 128)
 
 
-def test_a_repeated_signature_skips_checks_but_not_differences(monkeypatch):
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
-    monkeypatch.setattr(CAST, "_plans", {})
+def test_a_repeated_signature_skips_checks_but_not_differences(planning, monkeypatch):
     calls = []
     check = CAST.check
     monkeypatch.setattr(CAST, "check", lambda *a: calls.append(a) or check(*a))
@@ -193,9 +191,7 @@ def test_a_repeated_signature_skips_checks_but_not_differences(monkeypatch):
     assert per_token_cast(torch.randn(0, 256), "e4m3", 128).sf.shape == (0, 2)
 
 
-def test_a_plan_belongs_to_the_selection_that_made_it(monkeypatch):
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
-    monkeypatch.setattr(CAST, "_plans", {})
+def test_a_plan_belongs_to_the_selection_that_made_it(planning):
     from tk_core.backend import Layout
     from tk_core.registry import ReferenceBackend
 
@@ -208,11 +204,9 @@ def test_a_plan_belongs_to_the_selection_that_made_it(monkeypatch):
     assert per_token_cast(x, *arguments).sf.dtype == torch.int32
 
 
-def test_what_a_backend_binds_runs_from_the_third_call_on_and_is_counted(monkeypatch):
+def test_what_a_backend_binds_runs_from_the_third_call_on_and_is_counted(planning):
     from tk_core import registry
 
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
-    monkeypatch.setattr(CAST, "_plans", {})
     runs = []
 
     class Binding(registry.ReferenceBackend):
@@ -235,11 +229,9 @@ def test_what_a_backend_binds_runs_from_the_third_call_on_and_is_counted(monkeyp
         assert len(runs) == 3
 
 
-def test_discovering_backends_again_forgets_what_the_earlier_ones_bound(monkeypatch):
+def test_discovering_backends_again_forgets_what_the_earlier_ones_bound(planning, monkeypatch):
     from tk_core import registry
 
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
-    monkeypatch.setattr(CAST, "_plans", {})
     runs = []
 
     def bind(self, kernel, outs, args):
@@ -263,8 +255,7 @@ def _arguments(x):
     return (x, None, "e4m3", 128, 0, 0, False, False, False, False, False, 1e-4, 4, 16)
 
 
-def test_a_planned_call_with_arguments_in_place_checks_overlaps_and_bumps_versions(monkeypatch):
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
+def test_a_planned_call_with_arguments_in_place_checks_overlaps_and_bumps_versions(planning):
     query, cache = torch.randn(2, 3, 4), torch.randn(8, 4)
     for _ in range(3):
         key = torch.randn(2, 3, 4)
@@ -314,9 +305,7 @@ def test_an_argument_that_cannot_be_hashed_is_named(monkeypatch):
         ("use_e4m3_sf", None, "be a bool, got NoneType"),
     ],
 )
-def test_an_argument_of_another_type_is_named_also_when_an_equal_one_is_planned(monkeypatch, name, bad, must):
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
-    monkeypatch.setattr(CAST, "_plans", {})
+def test_an_argument_of_another_type_is_named_also_when_an_equal_one_is_planned(planning, name, bad, must):
     x = torch.randn(2, 128)
     legal = {"num_per_channels": 1 if bad is True else 128, "round_sf": bad == 1, "use_e4m3_sf": False}
     for _ in range(3):
@@ -325,9 +314,7 @@ def test_an_argument_of_another_type_is_named_also_when_an_equal_one_is_planned(
             per_token_cast(x, "e4m3", **{**legal, name: bad})
 
 
-def test_zeros_of_both_signs_are_different_plans(monkeypatch):
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
-    monkeypatch.setattr(op.OPERATORS["quant.norm_forward"], "_plans", {})
+def test_zeros_of_both_signs_are_different_plans(planning):
     x = torch.ones(1, 2)
     for _ in range(3):
         for factor in (0.0, -0.0):
@@ -335,9 +322,7 @@ def test_zeros_of_both_signs_are_different_plans(monkeypatch):
             assert out.signbit().all() == (str(factor) == "-0.0")
 
 
-def test_a_lazily_negated_view_matches_no_plan_of_what_it_views(monkeypatch):
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
-    monkeypatch.setattr(CAST, "_plans", {})
+def test_a_lazily_negated_view_matches_no_plan_of_what_it_views(planning):
     x = torch.randn(2, 128)
     for _ in range(3):
         per_token_cast(x, "e4m3", 128)
@@ -409,11 +394,8 @@ def test_inference_tensors_can_be_written_anywhere():
     assert query.tolist() == [[[-1.0, 0.0]]]
 
 
-def test_plans_made_while_a_setting_changes_are_not_kept(monkeypatch):
+def test_plans_made_while_a_setting_changes_are_not_kept(planning):
     from tk_core import registry
-
-    monkeypatch.setattr(op, "_plan_on_cpu", True)
-    monkeypatch.setattr(CAST, "_plans", {})
 
     class Changing(registry.ReferenceBackend):
         def bind(self, kernel, outs, args):
@@ -434,3 +416,32 @@ def test_use_backend_takes_names_and_backends_only(bad):
         pass
     with pytest.raises(InvalidArgumentError, match="fallback must be"), tk_core.use_backend(fallback="x"):
         pass
+
+
+def test_lists_of_tensors_are_planned_by_the_facts_of_each(planning):
+    from tk_core import registry
+    from tk_core.quant import batched_transpose_weight_sf
+
+    runs = []
+
+    class Binding(registry.ReferenceBackend):
+        def bind(self, kernel, outs, args):
+            kernel(outs, *args)
+            return lambda outs, args: (runs.append(args), kernel(outs, *args))[1]
+
+    def scales(*shape):
+        return torch.exp2(torch.randint(-8, 8, shape).float())
+
+    with tk_core.use_backend(Binding()):
+        for i in range(4):
+            one, other = scales(1, 2), scales(3, 2, 1)
+            got = batched_transpose_weight_sf([one, other], 128, [False, True])
+            with op.short_cut(False):
+                expected = batched_transpose_weight_sf([one, other], 128, [False, True])
+            for pair, want in zip(got, expected):
+                assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(pair, want))
+            assert len(runs) == max(0, i - 1)
+        batched_transpose_weight_sf([other, one], 128, [False, True])
+        assert len(runs) == 2
+        with pytest.raises(InvalidArgumentError, match=r"sf\[1\]"):
+            batched_transpose_weight_sf([one, torch._neg_view(other)], 128, [False, True])

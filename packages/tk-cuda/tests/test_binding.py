@@ -80,6 +80,14 @@ def test_views_of_arguments(launch: Any) -> None:
     assert _repeats(Kernel(body), _two)
 
 
+def test_tensors_in_a_list(launch: Any) -> None:
+    def make(value: float) -> Any:
+        outs, (x, y) = _two(value)
+        return outs, ([x, y], 3.0)
+
+    assert _repeats(Kernel(lambda outs, given, scale: launch(outs[0], given[0].view(3, 4), given[1], scale)), make)
+
+
 def test_scratch_and_in_place_operators(launch: Any) -> None:
     def body(outs: Any, x: Tensor, y: Tensor) -> None:
         scratch = x.new_empty((3, 4))

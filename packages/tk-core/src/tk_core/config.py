@@ -30,6 +30,7 @@ def set_token_alignment(token_alignment: int) -> None:
     checks.at_least("set_token_alignment", "token_alignment", token_alignment, 1)
     checks.at_most("set_token_alignment", "token_alignment", token_alignment, _MOST)
     _token_alignment = token_alignment
+    _forget_plans()
 
 
 def get_token_alignment() -> int:
@@ -109,7 +110,7 @@ def reset_runtime_config() -> None:
 
 
 def _forget_plans() -> None:
-    """Launch settings are no part of a call's signature."""
+    """Settings are no part of a call's signature."""
     from .op import forget_plans
 
     forget_plans()

@@ -14,8 +14,9 @@ import contextlib
 import inspect
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +53,49 @@ _plan_on_cpu = False
 _MOST_PLANS = 4096
 
 
+class Run(NamedTuple):
+    """A planned run of an operator: what it was given, and what came out."""
+
+    operator: Operator
+    plan: plans.Plan
+    args: tuple[Any, ...]
+    outs: Outs
+
+
+_watching: tuple[int, list[Run | None]] | None = None
+"""A thread, and the runs that are noted there: None stands for one without a plan."""
+
+
+def takes_short_cut() -> bool:
+    """Whether a call of plain tensors concerns nobody but the operator: no mode, no transform, no test."""
+    return (
+        _short_cut
+        and _allocate is None
+        and _watching is None
+        and not _dispatch_modes()  # type: ignore[misc]
+        and not _function_mode()  # type: ignore[misc]
+        and _functorch_level() is None  # type: ignore[misc]
+    )
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Run | None]]:
+    """Note every run of an operator in this thread, for a scope. One thread can do so at a time."""
+    global _watching
+    runs: list[Run | None] = []
+    _watching = threading.get_ident(), runs
+    try:
+        yield runs
+    finally:
+        _watching = None
+
+
+def _note(run: Run | None) -> None:
+    watching = _watching
+    if watching is not None and watching[0] == threading.get_ident():
+        watching[1].append(run)
+
+
 @contextlib.contextmanager
 def short_cut(enabled: bool) -> Iterator[None]:
     """Turn the eager short cut off or on for a scope, for tests that compare both call paths."""
@@ -81,8 +125,11 @@ def new_result(spec: TensorSpec, like: Tensor) -> Tensor:
 
 def forget_plans() -> None:
     """Plan every call anew, after a change of a setting that backends read when they launch."""
+    from . import repeat
+
     for operator in OPERATORS.values():
         operator.forget_plans()
+    repeat.forget()
 
 
 def _library(family: str) -> torch.library.Library:
@@ -203,7 +250,10 @@ class Operator:
                 plan = self._plans.get(signature)
                 if plan is None or _allocate is not None:
                     return self._result(self._run_unplanned(signature, args))
-                return self._result(self._run_planned(plan, args))
+                outs = self._run_planned(plan, args)
+                if _watching is not None:
+                    _note(Run(self, plan, args, outs))
+                return self._result(outs)
             if self._plain(args):
                 return self._result(self.run(args))
         schema.check(self.name, self._schema, args)
@@ -227,12 +277,12 @@ class Operator:
         return outs
 
     def _may_overlap(self, args: tuple[Any, ...]) -> bool:
-        storages = [args[i].untyped_storage()._cdata for i in self._tensors if args[i] is not None]
+        storages = [t.untyped_storage()._cdata for i in self._tensors for t in _as_list(args[i])]
         return len(set(storages)) < len(storages)
 
     def _run_unplanned(self, signature: tuple[Any, ...], args: tuple[Any, ...]) -> Outs:
         """``run``, which plans the calls that follow when the signature comes a second time."""
-        like = args[self._tensors[0]]
+        like = next(iter(_as_list(args[self._tensors[0]])), None)
         if (
             _allocate is not None
             or not isinstance(like, Tensor)
@@ -335,6 +385,8 @@ class Operator:
 
     def run(self, args: tuple[Any, ...], outs: Outs | None = None, launch: registry.Launch | None = None) -> Outs:
         """Check, allocate (or check ``outs``), launch on the backend that serves the device. Both paths end here."""
+        if _watching is not None:
+            _note(None)
         like = self._like(args)
         if launch is None:
             meta = like.is_meta and not registry.selects_meta()

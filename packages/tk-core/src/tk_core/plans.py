@@ -56,6 +56,9 @@ _EXACT_TYPE = {
 view has all facts of what it views. A conjugated one is complex, which only transposes take, and they look first."""
 
 
+_FACTS = f"({{0}}.shape, {{0}}.stride(), {{0}}.dtype, {{0}}.device, {{0}}.data_ptr() % {ALIGNMENT})"
+
+
 def signature_of(parameters: tuple[schema.Parameter, ...]) -> Signature:
     """A function of an operator's arguments: all that its checks, results and kernels may depend on, as a key.
 
@@ -73,12 +76,16 @@ def signature_of(parameters: tuple[schema.Parameter, ...]) -> Signature:
     for a, parameter in zip(names, parameters):
         kind = parameter.kind
         if kind == "List[Tensor]":
-            return lambda *args: None
-        condition = "type({0}) is list" if kind.startswith("List[") else _EXACT_TYPE[kind]
+            item = _EXACT_TYPE["Tensor"].format("t")
+            condition = f"type({{0}}) is list and False not in [{item} for t in {{0}}]"
+        else:
+            condition = "type({0}) is list" if kind.startswith("List[") else _EXACT_TYPE[kind]
         exact.append((f"({a} is None or {condition})" if parameter.optional else condition).format(a))
         if kind == "Tensor":
-            facts = f"{a}.shape, {a}.stride(), {a}.dtype, {a}.device, {a}.data_ptr() % {ALIGNMENT}"
-            parts.append(f"None if {a} is None else ({facts})" if parameter.optional else f"({facts})")
+            facts = _FACTS.format(a)
+            parts.append(f"None if {a} is None else {facts}" if parameter.optional else facts)
+        elif kind == "List[Tensor]":
+            parts.append(f"tuple([{_FACTS.format('t')} for t in {a}])")
         elif kind == "float":
             parts.append(f"{a} or repr({a})")  # 0.0 equals -0.0
         else:

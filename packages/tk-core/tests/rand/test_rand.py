@@ -343,3 +343,37 @@ def test_default_generators_outlive_the_mode_that_made_them(monkeypatch):
 def test_a_device_that_cannot_be_used_is_named(device):
     with pytest.raises((InvalidArgumentError, InvalidDtypeError), match="device must be"):
         rand.rand(3, device=device)
+
+
+def test_a_device_that_was_used_needs_no_tensor_to_be_found_again(monkeypatch):
+    from tk_core.rand import generator
+
+    made = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: made.append(a) or empty(*a, **k))
+    monkeypatch.setattr(generator, "_usable", set())
+    for device in ("cpu", torch.device("cpu")):
+        assert generator.usable_device("op", device) == torch.device("cpu")
+    assert len(made) == 1
+
+
+def test_a_type_of_device_stands_for_the_current_one(monkeypatch):
+    from tk_core.rand import generator
+
+    current = [1]
+    monkeypatch.setattr(generator, "_current", {"cuda": lambda: current[0]})
+    monkeypatch.setattr(generator, "_usable", {torch.device("cuda", 0), torch.device("cuda", 1)})
+    assert generator.usable_device("op", "cuda") == torch.device("cuda", 1)
+    current[0] = 0
+    assert generator.usable_device("op", torch.device("cuda")) == torch.device("cuda", 0)
+
+
+def test_a_fake_device_is_not_remembered_as_a_usable_one():
+    from torch._subclasses import FakeTensorMode
+
+    from tk_core.rand import generator
+
+    before = set(generator._usable)
+    with FakeTensorMode():
+        assert generator.usable_device("op", "cuda:3").type == "cuda"
+    assert generator._usable == before

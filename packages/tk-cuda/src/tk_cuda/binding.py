@@ -67,6 +67,8 @@ def bind(kernel: Kernel, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> Lau
 def _repeat(watch: _Watch, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> Launch:
     bases = {f"outs[{i}]": t for i, t in enumerate(outs)}
     bases |= {f"args[{i}]": t for i, t in enumerate(args) if isinstance(t, Tensor)}
+    lists = [(f"args[{i}]", value) for i, value in enumerate(args) if isinstance(value, list)]
+    bases |= {f"{name}[{j}]": t for name, value in lists for j, t in enumerate(value) if isinstance(t, Tensor)}
     scratch = {f"s{i}": t for i, t in enumerate(watch.scratch)}
     names: dict[str, Any] = {"as_strided": torch.as_strided}
     lines = []

@@ -8,8 +8,10 @@ from torch import Tensor
 from .. import checks
 from ..formats import TensorSpec
 from ..op import Operator
+from ..repeat import repeatable
 
 
+@repeatable
 def normalize_weight(
     topk_weights: Tensor, out: tuple[Tensor | None, Tensor | None] | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -49,6 +51,7 @@ def normalize_weight(
     return denominator, normalized
 
 
+@repeatable
 def normalize_weight_backward(
     grad: Tensor,
     denominator: Tensor,

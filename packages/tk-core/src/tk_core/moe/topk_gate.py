@@ -8,8 +8,10 @@ from torch import Tensor
 from .. import checks
 from ..formats import TensorSpec
 from ..op import Operator
+from ..repeat import repeatable
 
 
+@repeatable
 def topk_gate(scores: Tensor, num_topk: int, out: Tensor | None = None) -> Tensor:
     """Select the experts with the highest scores for each token.
 

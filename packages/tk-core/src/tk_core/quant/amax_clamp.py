@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import checks
 from ..formats import AMAX_CLAMP_DEFAULT
+from ..op import forget_plans
 
 _LARGEST = 2.0**128 - 2.0**104
 
@@ -42,8 +43,10 @@ def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, clamp_min_value: float
     if clamp_min_value > _LARGEST:
         checks.invalid(op, "clamp_min_value", f"be at most the largest float32, {_LARGEST}", clamp_min_value)
     _clamp[fmt, use_e4m3_sf] = float(clamp_min_value) + 0.0  # not -0.0
+    forget_plans()
 
 
 def reset_amax_clamp_for_quant() -> None:
     """Restore the default floors."""
     _clamp.update(AMAX_CLAMP_DEFAULT)
+    forget_plans()

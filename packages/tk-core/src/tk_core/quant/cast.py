@@ -8,11 +8,13 @@ from torch import Tensor
 from .. import checks
 from ..formats import TensorSpec
 from ..op import Operator
+from ..repeat import repeatable
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
 _STOCHASTIC = {torch.bfloat16: (torch.float32,), torch.float8_e4m3fn: (torch.float32, torch.bfloat16)}
 
 
+@repeatable
 def cast(x: Tensor, dtype: torch.dtype, stochastic_rounding: bool = False) -> Tensor:
     """Convert each element to another dtype, without scales.
 

@@ -8,10 +8,12 @@ from .. import checks
 from ..formats import FLOAT_OUT, FORMAT_OF_DTYPE, TensorSpec
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .cast_back_e5m6 import cast_back_e5m6
 from .scales import QuantTensor, block, check_quantized, split_quantized
 
 
+@repeatable
 def cast_back(
     x: QuantTensor | tuple[Tensor, Tensor],
     fmt: str,
@@ -57,6 +59,7 @@ def cast_back(
     return CAST_BACK(data, sf, fmt, rows, columns, layout(data.device.type).ue8m0_per_word)
 
 
+@repeatable
 def per_token_cast_back(
     x: QuantTensor | tuple[Tensor, Tensor], fmt: str, num_per_channels: int, x_special_fmt: str | None = None
 ) -> Tensor:

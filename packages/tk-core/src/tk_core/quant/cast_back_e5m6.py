@@ -8,9 +8,11 @@ from .. import checks
 from ..formats import E5M6, FLOAT_OUT, TensorSpec
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .scales import QuantTensor, block, check_quantized, split_quantized
 
 
+@repeatable
 def cast_back_e5m6(x: QuantTensor | tuple[Tensor, Tensor], fmt: str, x_block_size: tuple[int, int]) -> Tensor:
     """Dequantize packed e5m6 codes: ``y = fp16(code << 4) * sf`` in fp32, rounded once more to nearest even for bf16.
 

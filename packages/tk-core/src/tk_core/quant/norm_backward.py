@@ -10,10 +10,12 @@ from torch import Tensor
 from .. import checks
 from ..formats import TensorSpec
 from ..op import Operator, new_result
+from ..repeat import repeatable
 from .norm_forward import check_weight
 from .swiglu_rows import ROW_DTYPES, compute_dtype
 
 
+@repeatable
 def norm_backward(
     out_grad: Tensor,
     x: Tensor,

@@ -11,6 +11,7 @@ from .. import checks
 from ..formats import TensorSpec, ceil_div, scale_spec
 from ..op import Operator, new_result
 from ..registry import layout
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import QuantTensor, check_flags, pair_of_buffers
 from .swiglu_rows import ROW_DTYPES, compute_dtype
@@ -20,6 +21,7 @@ _LANES = 128
 """Channels in a word, and rows in a tile, of the scale buffer of the fused MoE kernel."""
 
 
+@repeatable
 def norm_forward(
     x: Tensor,
     weight: Tensor | None,
@@ -87,6 +89,7 @@ def norm_forward(
     return out, rstd, _norm_input(x, h)
 
 
+@repeatable
 def norm_forward_and_per_token_cast(
     x: Tensor,
     weight: Tensor | None,

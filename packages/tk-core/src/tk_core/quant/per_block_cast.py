@@ -9,6 +9,7 @@ from .. import checks
 from ..formats import FORMATS, TensorSpec, ceil_div, scale_spec
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import (
     QuantTensor,
@@ -24,6 +25,7 @@ from .scales import (
 )
 
 
+@repeatable
 def per_block_cast(
     x: Tensor,
     fmt: str,
@@ -172,6 +174,7 @@ _ARGUMENTS = (
 PER_BLOCK_CAST = Operator("quant.per_block_cast", f"{_ARGUMENTS} -> (Tensor, Tensor)", check=_check, outputs=_outputs)
 
 
+@repeatable
 def per_block_cast_with_sf_only(
     x: Tensor,
     fmt: str,
@@ -248,6 +251,7 @@ PER_BLOCK_CAST_WITH_SF_ONLY = Operator(
 )
 
 
+@repeatable
 def per_block_cast_with_precomputed_sf(
     x: Tensor,
     fmt: str,

@@ -9,6 +9,7 @@ from .. import checks
 from ..formats import E2M1, PACKED_DTYPE, TensorSpec, ceil_div, scale_spec
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .scales import (
     QuantTensor,
     block,
@@ -19,6 +20,7 @@ from .scales import (
 )
 
 
+@repeatable
 def per_block_cast_lossless(
     x: QuantTensor | tuple[Tensor, Tensor],
     fmt: str,

@@ -9,10 +9,12 @@ from .. import checks
 from ..formats import E4M3, TensorSpec, ceil_div, scale_spec
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import QuantTensor, check_flags, check_plain, check_quantized, split
 
 
+@repeatable
 def per_channel_cast(
     x: Tensor | QuantTensor | tuple[Tensor, Tensor],
     fmt: str,

@@ -8,10 +8,12 @@ from torch import Tensor
 from .. import checks
 from ..formats import TensorSpec, ceil_div
 from ..op import Operator
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import QuantTensor, check_plain
 
 
+@repeatable
 def per_channel_cast_and_transpose(x: Tensor, fmt: str, num_per_tokens: int, round_sf: bool = False) -> QuantTensor:
     """:func:`per_channel_cast` that writes the codes transposed; the scales are not transposed.
 

@@ -11,10 +11,12 @@ from .. import checks
 from ..formats import E4M3, TensorSpec, ceil_div
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import QuantTensor, check_plain, check_quantized, split
 
 
+@repeatable
 def per_channel_cast_fused(
     x: Tensor | QuantTensor | tuple[Tensor, Tensor],
     fmt: str,

@@ -9,6 +9,7 @@ from .. import checks
 from ..formats import FORMATS, TensorSpec, ceil_div, scale_spec
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .per_token_cast_to_e5m6 import per_token_cast_to_e5m6
 from .scales import (
@@ -26,6 +27,7 @@ from .scales import (
 )
 
 
+@repeatable
 def per_token_cast(
     x: Tensor | QuantTensor | tuple[Tensor, Tensor],
     fmt: str,
@@ -189,6 +191,7 @@ PER_TOKEN_CAST = Operator(
 )
 
 
+@repeatable
 def per_token_cast_with_sf_only(
     x: Tensor,
     fmt: str,
@@ -297,6 +300,7 @@ PER_TOKEN_CAST_WITH_SF_ONLY = Operator(
 )
 
 
+@repeatable
 def per_token_cast_with_precomputed_sf(
     x: Tensor,
     fmt: str,

@@ -6,10 +6,12 @@ from torch import Tensor
 
 from .. import checks
 from ..op import Operator
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import check_flags, check_format, check_plain
 
 
+@repeatable
 def per_token_cast_and_cast_back(
     x: Tensor, fmt: str, num_per_channels: int, round_sf: bool = False, use_e4m3_sf: bool = False
 ) -> None:

@@ -8,9 +8,11 @@ from .. import checks
 from ..formats import E5M6, E5M6_AMAX_CLAMP, TensorSpec, ceil_div, scale_spec
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .scales import QuantTensor, check_flags, check_plain
 
 
+@repeatable
 def per_token_cast_to_e5m6(
     x: Tensor,
     num_per_channels: int,

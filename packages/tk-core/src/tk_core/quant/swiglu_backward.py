@@ -12,6 +12,7 @@ from ..errors import InvalidDtypeError
 from ..formats import TensorSpec, scale_spec
 from ..op import Operator, new_result
 from ..registry import layout
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import QuantTensor, check_flags
 from .swiglu_rows import (
@@ -27,6 +28,7 @@ from .swiglu_rows import (
 )
 
 
+@repeatable
 def swiglu_backward(
     x: Tensor,
     act_x_grad: Tensor,
@@ -111,6 +113,7 @@ def swiglu_backward(
     return (x_grad, *(t for t in (weight_grad, act_out) if t is not None))
 
 
+@repeatable
 def swiglu_backward_and_per_token_cast(
     x: QuantTensor | tuple[Tensor, Tensor],
     act_x_grad: Tensor,

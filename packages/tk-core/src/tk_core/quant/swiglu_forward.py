@@ -11,6 +11,7 @@ from .. import checks
 from ..formats import TensorSpec, ceil_div, scale_spec
 from ..op import Operator
 from ..registry import layout
+from ..repeat import repeatable
 from .amax_clamp import get_amax_clamp_for_quant
 from .scales import QuantTensor, check_flags
 from .swiglu_rows import PLAIN_FORMATS, alignment_of, check_clamp, check_fmt, check_gate_up, check_rows, compute_dtype
@@ -18,6 +19,7 @@ from .swiglu_rows import PLAIN_FORMATS, alignment_of, check_clamp, check_fmt, ch
 _GRADIENT = "tk_core.layers.swiglu"
 
 
+@repeatable
 def swiglu_forward(
     x: Tensor,
     fmt: str,
@@ -91,6 +93,7 @@ def swiglu_forward(
     )
 
 
+@repeatable
 def swiglu_forward_and_per_token_cast(
     x: Tensor,
     fmt: str,
@@ -174,6 +177,7 @@ def swiglu_forward_and_per_token_cast(
     )
 
 
+@repeatable
 def swiglu_forward_and_per_channel_cast_and_transpose(
     x: Tensor,
     fmt: str,

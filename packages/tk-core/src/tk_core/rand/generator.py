@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ _WRAP = 1 << 64
 
 _seed: int | None = None
 _defaults: dict[torch.device, Generator] = {}
+_usable: set[torch.device] = set()
+"""Devices on which tensors were made."""
+_current: dict[str, Callable[[], int]] = {}
+"""For types of devices, what tells which one stands for the type."""
 
 
 class Generator:
@@ -127,10 +132,22 @@ def usable_device(op: str, device: Any) -> torch.device:
     if (device is not None and not isinstance(device, (str, int, torch.device))) or isinstance(device, bool):
         raise InvalidDtypeError(f"{op}: device must be a device or its name, got {type(device).__name__}")
     try:
-        return torch.empty(0, device=device).device
+        where = (
+            device if isinstance(device, torch.device) else torch.device(device) if isinstance(device, str) else None
+        )
+        if where is not None and where.index is None and where.type in _current:
+            where = torch.device(where.type, _current[where.type]())
+        if where in _usable:
+            return where
+        made = torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter is how PyTorch says that it was built without CUDA
         reason = f"{device!r}: {str(error).splitlines()[0]}"
         raise InvalidArgumentError(f"{op}: device must be one that PyTorch can use here, got {reason}") from error
+    if type(made) is Tensor:  # not that of a FakeTensorMode, which knows every device
+        _usable.add(made.device)
+        if made.device.index is not None:
+            _current[made.device.type] = torch.get_device_module(made.device.type).current_device
+    return made.device
 
 
 usable_device._dynamo_marked_constant = True  # type: ignore[attr-defined]

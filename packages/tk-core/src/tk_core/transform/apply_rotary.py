@@ -9,8 +9,10 @@ from torch import Tensor
 
 from .. import checks
 from ..op import Operator
+from ..repeat import repeatable
 
 
+@repeatable
 def apply_rotary(
     query: Tensor,
     cos_sin_cache: Tensor,

@@ -7,9 +7,11 @@ from torch import Tensor
 from .. import checks
 from ..formats import TensorSpec
 from ..op import Operator
+from ..repeat import repeatable
 from .transpose import check_bits
 
 
+@repeatable
 def batched_transpose(x: Tensor) -> Tensor:
     """Transpose each matrix of a batch into new memory: ``out[b, j, i] = x[b, i, j]``, bits unchanged.
 

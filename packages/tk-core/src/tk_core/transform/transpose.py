@@ -9,8 +9,10 @@ from .. import checks
 from ..errors import InvalidDtypeError
 from ..formats import TensorSpec
 from ..op import Operator
+from ..repeat import repeatable
 
 
+@repeatable
 def transpose(x: Tensor) -> Tensor:
     """Transpose a matrix into new memory: ``out[j, i] = x[i, j]``, bits unchanged.
 

@@ -236,9 +236,7 @@ class Vector:
                 else T.bool(k.part == "data")
             )
             if scales(codes):
-                to[0] = T.call_extern(
-                    "uint32", "tk_scaled_e2m1x8", T.access_ptr(v[0], "r", VECTOR), inv[0], saturate
-                )
+                to[0] = T.call_extern("uint32", "tk_scaled_e2m1x8", T.access_ptr(v[0], "r", VECTOR), inv[0], saturate)
             else:
                 T.call_extern(
                     "handle",
