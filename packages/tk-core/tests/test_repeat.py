@@ -160,6 +160,77 @@ def test_tensors_that_are_one_in_a_call_and_two_in_the_next():
             tk_core.transform.apply_rotary(a, cache, a)
 
 
+def test_tensors_that_a_function_makes_are_made_anew(in_full):
+    calls = in_full(quant.norm_forward)
+    weight = torch.rand(64)
+    results = []
+    for _ in range(6):
+        x, residual = torch.randn(3, 64), torch.randn(3, 64)
+        out, rstd, h = quant.norm_forward(x, weight, 1e-6, residual, with_rstd=True)
+        expected = quant.norm_forward.__wrapped__(x, weight, 1e-6, residual, with_rstd=True)
+        for got, want in zip((out, rstd, h), expected):
+            assert torch.equal(got, want)
+            assert got.stride() == want.stride()
+        results += [out, rstd, h]
+    assert len(calls) == 2  # what is expected makes the plan
+    assert len({t.untyped_storage().data_ptr() for t in results}) == len(results)
+
+
+def test_a_result_that_is_an_argument_is_that_argument():
+    weight = torch.rand(64)
+    for _ in range(5):
+        x = torch.randn(3, 64)
+        _, rstd, h = quant.norm_forward(x, weight, 1e-6)
+        assert h is x
+        assert rstd is None
+
+
+def test_one_tensor_for_two_arguments_is_never_taken_for_two(in_full):
+    calls = in_full(quant.norm_forward)
+    for i in range(6):
+        x = torch.randn(3, 64)
+        h = quant.norm_forward(x, None, 1e-6, x)[2]
+        assert torch.equal(h, x + x)
+        assert len(calls) == i + 1
+    for _ in range(6):
+        x, residual = torch.randn(3, 64), torch.randn(3, 64)
+        assert torch.equal(quant.norm_forward(x, None, 1e-6, residual)[2], x + residual)
+        assert torch.equal(quant.norm_forward(x, None, 1e-6, x)[2], x + x)
+
+
+def test_buffers_of_the_caller_are_checked_for_overlaps_and_get_a_new_version(in_full):
+    calls = in_full(quant.norm_forward)
+    for _ in range(6):
+        x, residual, buffer = (torch.randn(3, 64) for _ in range(3))
+        before = buffer._version
+        assert quant.norm_forward(x, None, 1e-6, residual, residual_out=buffer)[2] is buffer
+        assert torch.equal(buffer, x + residual)
+        assert buffer._version > before
+    assert len(calls) == 3
+    both = torch.randn(6, 64)
+    with pytest.raises(InvalidArgumentError, match="residual_out must not overlap"):
+        quant.norm_forward(both[:3], None, 1e-6, torch.randn(3, 64), residual_out=both[1:4])
+    accumulated = torch.zeros(64)
+    for i in range(1, 6):
+        grad = torch.ones(3, 64)
+        got = quant.norm_backward(grad, grad, torch.ones(64), torch.ones(3), weight_grad=accumulated)[1]
+        assert got is accumulated
+        assert torch.equal(accumulated, torch.full((64,), 3.0 * i))
+
+
+def test_results_in_tuples_of_their_own_kind(in_full):
+    calls = in_full(quant.swiglu_backward_and_per_token_cast)
+    for _ in range(6):
+        x = quant.QuantTensor(torch.randn(2, 256).to(torch.float8_e4m3fn), torch.rand(2, 2))
+        arguments = (x, torch.randn(2, 128), "e4m3", 128, None, torch.rand(2))
+        got = quant.swiglu_backward_and_per_token_cast(*arguments, do_recompute=True)
+        want = quant.swiglu_backward_and_per_token_cast.__wrapped__(*arguments, do_recompute=True)
+        assert type(got[1]) is quant.QuantTensor
+        for a, b in zip((got[0], *got[1], *got[2:]), (want[0], *want[1], *want[2:])):
+            assert torch.equal(a.float(), b.float())
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize("view", [torch._neg_view, lambda x: torch.complex(x, x).conj()], ids=["negated", "conjugated"])
 def test_lazy_views_are_not_what_they_view(view):
     x = torch.randn(2, 128)

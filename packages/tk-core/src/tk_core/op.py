@@ -62,8 +62,16 @@ class Run(NamedTuple):
     outs: Outs
 
 
-_watching: tuple[int, list[Run | None]] | None = None
-"""A thread, and the runs that are noted there: None stands for one without a plan."""
+class Watch(NamedTuple):
+    """What happens in a thread: runs of operators, None for one without a plan; tensors that ``new_result`` made, each
+    with what makes another."""
+
+    thread: int
+    runs: list[Run | None]
+    made: list[tuple[Tensor, Callable[[], Tensor]]]
+
+
+_watch: Watch | None = None
 
 
 def takes_short_cut() -> bool:
@@ -71,7 +79,7 @@ def takes_short_cut() -> bool:
     return (
         _short_cut
         and _allocate is None
-        and _watching is None
+        and _watch is None
         and not _dispatch_modes()  # type: ignore[misc]
         and not _function_mode()  # type: ignore[misc]
         and _functorch_level() is None  # type: ignore[misc]
@@ -79,21 +87,19 @@ def takes_short_cut() -> bool:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[Run | None]]:
-    """Note every run of an operator in this thread, for a scope. One thread can do so at a time."""
-    global _watching
-    runs: list[Run | None] = []
-    _watching = threading.get_ident(), runs
+def watched() -> Iterator[Watch]:
+    """Note what happens in this thread, for a scope. One thread can do so at a time."""
+    global _watch
+    _watch = watch = Watch(threading.get_ident(), [], [])
     try:
-        yield runs
+        yield watch
     finally:
-        _watching = None
+        _watch = None
 
 
-def _note(run: Run | None) -> None:
-    watching = _watching
-    if watching is not None and watching[0] == threading.get_ident():
-        watching[1].append(run)
+def _watched_here() -> Watch | None:
+    watch = _watch
+    return watch if watch is not None and watch.thread == threading.get_ident() else None
 
 
 @contextlib.contextmanager
@@ -120,7 +126,13 @@ def allocator(allocate: Callable[[TensorSpec, Tensor], Tensor]) -> Iterator[None
 
 def new_result(spec: TensorSpec, like: Tensor) -> Tensor:
     """Allocate a result that an operator writes as an optional argument, where results of operators are allocated."""
-    return spec.empty(like) if _allocate is None else _allocate(spec, like)
+    if _allocate is not None:
+        return _allocate(spec, like)
+    result = spec.empty(like)
+    watch = _watched_here()
+    if watch is not None:
+        watch.made.append((result, plans.new_like(spec, like)))
+    return result
 
 
 def forget_plans() -> None:
@@ -251,8 +263,9 @@ class Operator:
                 if plan is None or _allocate is not None:
                     return self._result(self._run_unplanned(signature, args))
                 outs = self._run_planned(plan, args)
-                if _watching is not None:
-                    _note(Run(self, plan, args, outs))
+                watch = _watched_here()
+                if watch is not None:
+                    watch.runs.append(Run(self, plan, args, outs))
                 return self._result(outs)
             if self._plain(args):
                 return self._result(self.run(args))
@@ -265,10 +278,10 @@ class Operator:
 
     def _run_planned(self, plan: plans.Plan, args: tuple[Any, ...]) -> Outs:
         """``run`` for a signature that was met before."""
-        if plan.in_place and self._may_overlap(args):
+        if plan.in_place and self.may_overlap(args):
             self.check(*args)
         if plan.in_place:
-            self._bump_versions(args)
+            self.bump_versions(args)
         outs = tuple([new() for new in plan.results])
         if plan.launch is not None:
             plan.launch(outs, args)
@@ -276,7 +289,8 @@ class Operator:
                 registry.count(self, plan.server)
         return outs
 
-    def _may_overlap(self, args: tuple[Any, ...]) -> bool:
+    def may_overlap(self, args: tuple[Any, ...]) -> bool:
+        """Whether two tensors among the arguments share a storage."""
         storages = [t.untyped_storage()._cdata for i in self._tensors for t in _as_list(args[i])]
         return len(set(storages)) < len(storages)
 
@@ -385,8 +399,9 @@ class Operator:
 
     def run(self, args: tuple[Any, ...], outs: Outs | None = None, launch: registry.Launch | None = None) -> Outs:
         """Check, allocate (or check ``outs``), launch on the backend that serves the device. Both paths end here."""
-        if _watching is not None:
-            _note(None)
+        watch = _watched_here()
+        if watch is not None:
+            watch.runs.append(None)
         like = self._like(args)
         if launch is None:
             meta = like.is_meta and not registry.selects_meta()
@@ -394,14 +409,14 @@ class Operator:
         specs = self._checked_specs(args)
         if outs is not None:
             self._check_outs(outs, specs, args)
-        self._bump_versions(args)
+        self.bump_versions(args)
         if outs is None:
             outs = tuple(new_result(spec, like) for spec in specs)
         if self._has_work(outs, args):
             launch(outs, args)
         return outs
 
-    def _bump_versions(self, args: tuple[Any, ...]) -> None:
+    def bump_versions(self, args: tuple[Any, ...]) -> None:
         """Let autograd notice what is about to be written."""
         for i in self.mutated:
             if args[i] is not None:

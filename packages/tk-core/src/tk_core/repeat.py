@@ -3,15 +3,14 @@
 A public function turns its arguments into those of an operator and the operator's results into its own. Both depend on
 the same facts as the operator's plan (``plans``), so ``@repeatable`` keeps, for the facts of a call, a function that
 goes from the tensors straight to the planned launch. That halves what the host does besides allocating and launching.
-A function that does anything else, runs no planned operator or more than one, or returns something else than its
-results, is called as it is.
+A function that runs no planned operator or more than one, or passes or returns a tensor that is neither an argument nor
+a result nor from ``op.new_result``, is called as it is.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -139,12 +138,12 @@ def {function.__name__}({", ".join(declared)}):
 
 def _learn(table: _Table, key: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     calls, tries = table.calls, table.tries
-    with _lock, ops.watched() as runs:  # one at a time: what is watched belongs to no other thread's call
+    with _lock, ops.watched() as watch:  # one at a time: what is watched belongs to no other thread's call
         result = function(*args, **kwargs)
     if len(calls) >= _MOST_CALLS:
         calls.clear()
         tries.clear()
-    call = _repeating(runs, result, inspect.signature(function).bind(*args, **kwargs).arguments, function)
+    call = _repeating(watch, result, inspect.signature(function).bind(*args, **kwargs).arguments, function)
     tries[key] = tries.get(key, 0) + 1
     if call is not None or tries[key] >= _TRIES:
         calls[key] = call or function
@@ -152,53 +151,75 @@ def _learn(table: _Table, key: Any, function: Callable[..., Any], *args: Any, **
 
 
 def _repeating(
-    runs: list[ops.Run | None], result: Any, given: dict[str, Any], function: Callable[..., Any]
+    watch: ops.Watch, result: Any, given: dict[str, Any], function: Callable[..., Any]
 ) -> Callable[..., Any] | None:
     """What a function did, for other tensors of the same facts; None if it was more than one planned operator."""
-    if len(runs) != 1 or runs[0] is None:
+    if len(watch.runs) != 1 or watch.runs[0] is None:
         return None
-    run = runs[0]
+    run = watch.runs[0]
+    operator, plan = run.operator, run.plan
+    known: dict[str, Any] = {f"_new{i}": new for i, new in enumerate(plan.results)}
+    known |= {f"_fresh{i}": new for i, (_, new) in enumerate(watch.made)}
+    known |= {"_function": function, "_operator": operator, "_launch": plan.launch}
+    known |= {"_count": registry.count, "_server": plan.server}
     places = _places(given)
-    known: dict[str, Any] = {"_operator": run.operator, "_plan": run.plan, "_run": run.operator._run_planned}
-    said = []
-    for i, value in enumerate(run.args):
-        if isinstance(value, Tensor):
-            same = [place for place, t in places if t is value]
-            if len(same) != 1:  # made by the function, or one of two that another call may pass apart
-                return None
-            said.append(same[0])
-        elif isinstance(value, list) and any(isinstance(item, Tensor) for item in value):
-            return None
-        else:
-            known[f"_c{i}"] = value
-            said.append(f"_c{i}")
-    shaped = _shaped(result, run.outs, known)
-    if shaped is None:
+    made = [(f"_made{i}", t) for i, (t, _) in enumerate(watch.made)]
+    try:
+        args = [_expression(value, f"_constant{i}", places + made, known) for i, value in enumerate(run.args)]
+        outs = [(f"_out{i}", t) for i, t in enumerate(run.outs)]
+        shown = _returned(result, places + made + outs, known)
+    except _Different:
         return None
-    declared = [
-        f"*, {p.name}" if p.kind is p.KEYWORD_ONLY and first else p.name
-        for p, first in _with_first_keyword(inspect.signature(function))
-    ]
-    source = f"def _call({', '.join(declared)}):\n"
-    args = f"({''.join(f'{s}, ' for s in said)})"
-    if run.plan.in_place or run.plan.launch is None:
-        source += f"    _outs = _run(_plan, {args})\n"
-    else:  # the same, without a loop
-        known |= {f"_new{i}": new for i, new in enumerate(run.plan.results)}
-        known |= {"_launch": run.plan.launch, "_count": registry.count, "_server": run.plan.server}
-        news = "".join(f"_new{i}(), " for i in range(len(run.plan.results)))
-        source += f"    _outs = ({news})\n    _launch(_outs, {args})\n"
-        if run.plan.server is not None:
-            source += "    _count(_operator, _server)\n"
-    exec(f"{source}    return {shaped}", known)
+    declared, passed = _declared(inspect.signature(function))
+    lines = [f"{name} = _fresh{i}()" for i, (name, _) in enumerate(made)]
+    lines.append(f"_args = ({''.join(f'{a}, ' for a in args)})")
+    if any(run.args[i] is not None and args[i] not in dict(made) for i in operator.mutated):
+        lines += [f"if _operator.may_overlap(_args): return _function({passed})", "_operator.bump_versions(_args)"]
+    lines += [f"{name} = _new{i}()" for i, (name, _) in enumerate(outs)]
+    if plan.launch is not None:
+        lines.append(f"_launch(({''.join(f'{name}, ' for name, _ in outs)}), _args)")
+        if plan.server is not None:
+            lines.append("_count(_operator, _server)")
+    body = "".join(f"    {line}\n" for line in [*lines, f"return {shown}"])
+    exec(f"def _call({declared}):\n{body}", known)
     return known["_call"]
 
 
-def _with_first_keyword(signature: inspect.Signature) -> list[tuple[inspect.Parameter, bool]]:
-    """Parameters, each with whether it is the first that has to be named."""
-    parameters = list(signature.parameters.values())
-    before = itertools.chain([None], parameters)
-    return [(p, b is None or b.kind is not p.KEYWORD_ONLY) for p, b in zip(parameters, before)]
+def _expression(value: Any, name: str, places: list[tuple[str, Tensor]], known: dict[str, Any]) -> str:
+    """How to get an argument of an operator: a tensor from its place, anything else by name."""
+    if isinstance(value, Tensor):
+        same = [place for place, t in places if t is value]
+        if len(same) != 1:  # made by the function, or one of two that another call may pass apart
+            raise _Different
+        return same[0]
+    if isinstance(value, list) and any(isinstance(item, Tensor) for item in value):
+        raise _Different
+    known[name] = value
+    return name
+
+
+def _returned(result: Any, places: list[tuple[str, Tensor]], known: dict[str, Any]) -> str:
+    """An expression for a result like this one: tensors, None, and tuples of them."""
+    if result is None:
+        return "None"
+    if isinstance(result, Tensor):
+        return _expression(result, "", places, known)
+    if not isinstance(result, tuple):
+        raise _Different
+    parts = "".join(f"{_returned(item, places, known)}, " for item in result)
+    if type(result) is tuple:
+        return f"({parts})"
+    maker = f"_{type(result).__name__}"
+    known[maker] = type(result)
+    return f"{maker}({parts})"
+
+
+def _declared(signature: inspect.Signature) -> tuple[str, str]:
+    """Parameters as a definition without defaults declares them, and as a call passes them on."""
+    names = [p.name for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    keywords = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    passed = [*names, *(f"{name}={name}" for name in keywords)]
+    return ", ".join([*names, "*", *keywords] if keywords else names), ", ".join(passed)
 
 
 def _places(given: dict[str, Any]) -> list[tuple[str, Tensor]]:
@@ -210,17 +231,3 @@ def _places(given: dict[str, Any]) -> list[tuple[str, Tensor]]:
         elif isinstance(value, tuple):
             found += [(f"{name}[{i}]", t) for i, t in enumerate(value) if isinstance(t, Tensor)]
     return found
-
-
-def _shaped(result: Any, outs: tuple[Tensor, ...], known: dict[str, Any]) -> str | None:
-    """An expression that makes a result like this one of an operator's results."""
-    if result is None:
-        return None if outs else "None"
-    if len(outs) == 1 and result is outs[0]:
-        return "_outs[0]"
-    if not isinstance(result, tuple) or len(result) != len(outs) or any(r is not o for r, o in zip(result, outs)):
-        return None
-    if type(result) is tuple:
-        return "_outs"
-    known["_made"] = type(result)._make  # type: ignore[attr-defined]
-    return "_made(_outs)"

@@ -7,7 +7,6 @@ launches for the tensors of another: ``k0(args[0], outs[0], outs[1].as_strided(â
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tk_core import plans
 from tk_core.backend import Kernel, Launch
+from tk_core.formats import TensorSpec
 
 from .jit import noting
 
@@ -73,9 +74,8 @@ def _repeat(watch: _Watch, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> L
     names: dict[str, Any] = {"as_strided": torch.as_strided}
     lines = []
     for name, t in scratch.items():
-        names[f"new_{name}"] = functools.partial(
-            torch.empty_strided, tuple(t.shape), tuple(t.stride()), dtype=t.dtype, device=t.device
-        )
+        stride = None if t.is_contiguous() else tuple(t.stride())
+        names[f"new_{name}"] = plans.new_like(TensorSpec(tuple(t.shape), t.dtype, stride), t)
         lines.append(f"    {name} = new_{name}()")
     for function, values in watch.steps:
         names[kernel := f"k{len(names)}"] = function
