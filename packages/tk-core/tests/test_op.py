@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tk_core
-from tk_core import op, plans
+from tk_core import op
 from tk_core.errors import DefinitionError, InvalidArgumentError, InvalidDtypeError
 from tk_core.formats import TensorSpec
 from tk_core.quant import per_token_cast
@@ -279,7 +279,7 @@ def test_a_planned_call_with_arguments_in_place_checks_overlaps_and_bumps_versio
 )  # fmt: skip
 def test_results_of_a_plan_look_like_the_first_ones(spec):
     like = torch.zeros(2)
-    first, planned = spec.empty(like), plans.new_like(spec, like)()
+    first, planned = spec.empty(like), spec.maker(like)()
     assert planned.shape == first.shape
     assert planned.stride() == first.stride()
     assert planned.dtype == first.dtype

@@ -131,7 +131,7 @@ def new_result(spec: TensorSpec, like: Tensor) -> Tensor:
     result = spec.empty(like)
     watch = _watched_here()
     if watch is not None:
-        watch.made.append((result, plans.new_like(spec, like)))
+        watch.made.append((result, spec.maker(like)))
     return result
 
 
@@ -320,7 +320,7 @@ class Operator:
 
         outs = self.run(args, launch=bind)
         if bound[0] is not None or self.empty is None:
-            results = tuple(plans.new_like(spec, like) for spec in self.outputs(*args))
+            results = tuple(spec.maker(like) for spec in self.outputs(*args))
             in_place = any(args[i] is not None for i in self.mutated)
             known[signature] = plans.Plan(results, *bound, in_place)
         return outs

@@ -6,8 +6,6 @@ so a plan keeps the outcome of all three: 20 us of host time become 2. Where che
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +14,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import registry, schema
-from .formats import TensorSpec
 
 Signature = Callable[..., "tuple[Any, ...] | None"]
 
@@ -93,21 +90,3 @@ def signature_of(parameters: tuple[schema.Parameter, ...]) -> Signature:
     source = f"lambda {', '.join(names)}: ({', '.join(parts)}) if {' and '.join(exact)} else None"
     known = {"Tensor": Tensor, "Parameter": Parameter, "dtype": torch.dtype, "selected": registry.selection}
     return eval(source, known)
-
-
-def new_like(spec: TensorSpec, like: Tensor) -> Callable[[], Tensor]:
-    """``spec.empty(like)`` for repeated use: ``empty_like`` of a tensor of one element costs half of ``new_empty``."""
-    shape, stride, storage = spec.shape, spec.stride, spec.storage
-    if stride is None:
-        return functools.partial(torch.empty_like, _prototype(shape, spec.dtype, like))
-    if storage is None or storage == math.prod(shape):
-        return functools.partial(torch.empty_strided, shape, stride, dtype=spec.dtype, device=like.device)
-    whole = functools.partial(torch.empty_like, _prototype((storage,), spec.dtype, like))
-    return lambda: torch.as_strided(whole(), shape, stride)
-
-
-def _prototype(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
-    """A tensor of one element that ``empty_like`` answers with a contiguous one of ``shape``."""
-    if math.prod(shape) <= 1:  # expanding would leave strides of 0, which empty_like would keep
-        return torch.empty(shape, dtype=dtype, device=like.device)
-    return torch.empty((), dtype=dtype, device=like.device).expand(shape)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tk_core import plans
 from tk_core.backend import Kernel, Launch
 from tk_core.formats import TensorSpec
 
@@ -75,7 +74,7 @@ def _repeat(watch: _Watch, outs: tuple[Tensor, ...], args: tuple[Any, ...]) -> L
     lines = []
     for name, t in scratch.items():
         stride = None if t.is_contiguous() else tuple(t.stride())
-        names[f"new_{name}"] = plans.new_like(TensorSpec(tuple(t.shape), t.dtype, stride), t)
+        names[f"new_{name}"] = TensorSpec(tuple(t.shape), t.dtype, stride).maker(t)
         lines.append(f"    {name} = new_{name}()")
     for function, values in watch.steps:
         names[kernel := f"k{len(names)}"] = function

@@ -162,8 +162,8 @@ class Check:
         return _results(self.cases, arguments, returned)
 
     def _repeated(self) -> list[Tensor]:
-        """Results of the call that runs on a plan, for other tensors than those that the plan was made with."""
-        earlier = [self.arguments() for _ in range(2)]  # the second makes the plan
+        """Results of a call that repeats earlier ones, for other tensors than theirs."""
+        earlier = [self.arguments() for _ in range(3)]  # the second makes the plan, the third what skips the function
         for arguments in earlier:
             self.function(*arguments.args, **arguments.kwargs)
         arguments = self.arguments()
