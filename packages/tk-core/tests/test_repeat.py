@@ -308,10 +308,21 @@ def test_threads_share_what_is_known():
 
 def test_what_is_kept_is_bounded(monkeypatch):
     monkeypatch.setattr(repeat, "_MOST_CALLS", 3)
-    for columns in range(2, 20, 2):
-        for _ in range(3):
-            quant.per_token_cast(torch.ones(1, columns), "e4m3", 2)
-    assert 0 < len(_table(quant.per_token_cast).calls) <= 3
+    table = _table(quant.per_token_cast)
+    for calls in (1, 3):
+        for columns in range(2, 20, 2):
+            for _ in range(calls):
+                quant.per_token_cast(torch.ones(1, columns), "e4m3", 2)
+            assert len(table.calls) <= len(table.tries) <= 3
+    assert table.calls
+
+
+def test_a_thread_does_not_wait_for_another_that_learns():
+    x = torch.randn(2, 128)
+    with repeat._lock:
+        for _ in range(5):
+            quant.per_token_cast(x, "e4m3", 128)
+    assert not _table(quant.per_token_cast).calls
 
 
 def test_a_repeatable_function_is_still_itself():

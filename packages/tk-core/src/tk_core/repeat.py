@@ -30,6 +30,7 @@ _MOST_CALLS = 4096
 
 _tables: list[_Table] = []
 _lock = threading.Lock()
+"""Held by the thread that learns: what is watched belongs to one call."""
 
 
 class _Different(Exception):
@@ -138,9 +139,14 @@ def {function.__name__}({", ".join(declared)}):
 
 def _learn(table: _Table, key: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     calls, tries = table.calls, table.tries
-    with _lock, ops.watched() as watch:  # one at a time: what is watched belongs to no other thread's call
-        result = function(*args, **kwargs)
-    if len(calls) >= _MOST_CALLS:
+    if not _lock.acquire(blocking=False):  # another thread learns, perhaps while it compiles a kernel
+        return function(*args, **kwargs)
+    try:
+        with ops.watched() as watch:
+            result = function(*args, **kwargs)
+    finally:
+        _lock.release()
+    if len(tries) >= _MOST_CALLS:
         calls.clear()
         tries.clear()
     call = _repeating(watch, result, inspect.signature(function).bind(*args, **kwargs).arguments, function)
